@@ -1,0 +1,32 @@
+"""What can go wrong, by name. Every message is one sentence: the value, the rule, the remedy."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class OffbeatError(Exception):
+    """Any error that Offbeat raises on purpose."""
+
+
+class BadInput(OffbeatError, ValueError):
+    """The user gave something that cannot work; the command line prints it and exits with status 2."""
+
+
+class LostPeer(OffbeatError):
+    """A peer died, or made no progress for too long; a strategy may catch it and go on without."""
+
+    def __init__(self, peer: int, reason: str) -> None:
+        super().__init__(f"rank {peer} is lost: {reason}")
+        self.peer = peer
+
+
+class Stopped(OffbeatError):
+    """Raised inside a background process, at its pending pair or sleep, when it is asked to stop."""
+
+
+def unknown(what: str, given: str, known: Iterable[str]) -> BadInput:
+    """`unknown("strategy", "lasdg", [...])`: names the value, suggests the nearest, lists the rest."""
+    names = sorted(known)
+    near = get_close_matches(given, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return BadInput(f"there is no {what} {given!r}: {hint}choose one of {', '.join(names) or 'none'}")
