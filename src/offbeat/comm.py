@@ -54,6 +54,7 @@ class Comm(Protocol):
 
     rank: int
     layout: Layout
+    seed: int  # of the run: whatever a strategy draws at random comes from (seed, rank)
 
     def now(self) -> float:
         """Seconds: monotonic, or virtual."""

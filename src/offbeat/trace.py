@@ -39,9 +39,7 @@ class Trace:
         self.count: Counter[str] = Counter()
         self.bytes_sent = 0
 
-    def add(
-        self, kind: Kind, name: str, start: float, seconds: float, nbytes: int = 0, peers: Ranks = ()
-    ) -> None:
+    def add(self, kind: Kind, name: str, start: float, seconds: float, nbytes: int = 0, peers: Ranks = ()) -> None:
         self.events.append(Event(kind, name, self.rank, start, seconds, nbytes, peers))
         self.seconds[kind] += seconds
         self.count[name] += 1

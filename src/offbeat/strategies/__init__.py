@@ -1,0 +1,37 @@
+"""The methods by name. A new one needs its file, its line here and its row in the test table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import options
+from ..errors import BadInput, unknown
+from ..strategy import Strategy
+from .ddp import DDP
+from .gossip import Gossip
+from .lasgd import LASGD
+from .local_sgd import LocalSGD
+
+STRATEGIES: dict[str, type[Strategy]] = {cls.name: cls for cls in (Strategy, DDP, LocalSGD, LASGD, Gossip)}
+
+
+def make_strategy(spec: str, given: Mapping[str, Any] | None = None) -> Strategy:
+    """`lasgd` or `lasgd:every=8,delay=2`, and further options by name."""
+    name, _, rest = spec.partition(":")
+    if name not in STRATEGIES:
+        raise unknown("strategy", name, STRATEGIES)
+    cls = STRATEGIES[name]
+    values: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, text = part.partition("=")
+        if not equals:
+            raise BadInput(f"{part!r} in {spec!r} is not an option: write name=value, as in 'lasgd:every=8'")
+        values[key] = text
+    for key, value in {**values, **(given or {})}.items():
+        if key not in options.options_of(cls):
+            takes = ", ".join(options.options_of(cls)) or "no options"
+            owners = [other.name for other in STRATEGIES.values() if key in options.options_of(other)]
+            if owners:
+                raise BadInput(f"{key} is an option of {', '.join(owners)}, not of {name}, which takes {takes}")
+            raise unknown(f"option of {name}", key, options.options_of(cls))
+        values[key] = options.parse(cls, key, value) if isinstance(value, str) else value
+    return cls(**values)

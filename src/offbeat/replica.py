@@ -1,0 +1,126 @@
+"""Replica: the trainable parameters and floating-point buffers of a model as one flat buffer per dtype.
+
+The model's own tensors become views of the buffer and stay so: updates are in place and addresses never change,
+so optimizers, compiled code and CUDA graphs keep working. Tied weights appear once; frozen parameters and integer
+buffers stay where they are and never travel.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .errors import BadInput
+
+ALIGNMENT = 16  # elements: every tensor starts on a cache line of its own
+CHUNK = 1 << 16  # elements: two or three operands of this size stay in the second-level cache
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor of the model lies: in which flat buffer, from which element on, in which shape."""
+
+    name: str
+    flat: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_parameter: bool
+
+    def view(self, flat: Tensor) -> Tensor:
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One worker's x. `flats` holds one contiguous buffer per dtype and device; padding is zero."""
+
+    flats: tuple[Tensor, ...]
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(flat.nbytes for flat in self.flats)
+
+    def like(self) -> tuple[Tensor, ...]:
+        """Fresh zeroed buffers of the same sizes, for what a strategy keeps beside x."""
+        return tuple(torch.zeros_like(flat) for flat in self.flats)
+
+
+def flatten(model: nn.Module, *, buffers: bool = True) -> Replica:
+    """Move the model's trainable parameters (and floating-point buffers) into flat buffers, in place."""
+    tensors: list[tuple[str, Tensor]] = [*trainable(model)]
+    if not tensors:
+        raise BadInput(f"{type(model).__name__} has no trainable parameter: set requires_grad on at least one")
+    parameters = len(tensors)
+    if buffers:
+        seen = {id(tensor) for _, tensor in tensors}
+        for name, buffer in model.named_buffers():  # each once, also where it is shared
+            if buffer.is_floating_point() and id(buffer) not in seen:
+                tensors.append((name, buffer))
+    kinds = list(dict.fromkeys((tensor.dtype, tensor.device) for _, tensor in tensors))
+    sizes = [0] * len(kinds)
+    slots = []
+    for index, (name, tensor) in enumerate(tensors):
+        flat = kinds.index((tensor.dtype, tensor.device))
+        stride = _dense_stride(tensor)
+        slots.append(Slot(name, flat, sizes[flat], tuple(tensor.shape), stride, index < parameters))
+        sizes[flat] += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+    flats = tuple(
+        torch.zeros(size, dtype=dtype, device=device) for (dtype, device), size in zip(kinds, sizes, strict=True)
+    )
+    with torch.no_grad():
+        for slot, (_, tensor) in zip(slots, tensors, strict=True):
+            view = slot.view(flats[slot.flat])
+            view.copy_(tensor)
+            tensor.data = view
+    return Replica(flats, tuple(slots))
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that travel; one that is not floating point cannot be averaged."""
+    for name, parameter in model.named_parameters():  # each once, also where it is tied
+        if parameter.requires_grad:
+            if not parameter.is_floating_point():
+                raise BadInput(
+                    f"parameter {name!r} is {parameter.dtype}, and only floating-point parameters can be averaged: "
+                    f"freeze it (requires_grad=False) and keep it out of the optimizer, or store it as float"
+                )
+            yield name, parameter
+
+
+def add_difference_(x: Tensor, plus: Tensor, minus: Tensor) -> None:
+    """x += plus - minus, in pieces that stay in the cache, so that memory is read once and written once."""
+    if x.device.type != "cpu" or x.numel() <= CHUNK:
+        x.add_(plus).sub_(minus)
+        return
+    for piece, a, b in zip(*(torch.split(t, CHUNK) for t in (x, plus, minus)), strict=True):
+        piece.add_(a).sub_(b)
+
+
+def copy_all_(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def consensus_distance(replicas: Sequence[Replica]) -> float:
+    """sqrt(mean over workers of |x_i - mean x|^2): how far the workers are apart."""
+    total = 0.0
+    for flats in zip(*(replica.flats for replica in replicas), strict=True):
+        stack = torch.stack([flat.double() for flat in flats])
+        total += float((stack - stack.mean(0)).square().sum())
+    return math.sqrt(total / len(replicas))
+
+
+def _dense_stride(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's own strides if it fills its memory without gaps (channels_last too), else contiguous ones."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= size
+    return tensor.stride()

@@ -1,0 +1,84 @@
+"""Collectives in virtual time: they begin when the last rank arrives and take the time that the network gives them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..comm import ring_bytes
+from ..layout import Ranks
+from ..trace import Trace
+from .clock import Clock
+from .network import Network
+from .work import SimWork
+
+Kind = Literal["average", "broadcast"]
+
+
+class Round:
+    """One collective over some ranks, which arrive one by one."""
+
+    def __init__(self, kind: Kind, source: int) -> None:
+        self.kind, self.source = kind, source
+        self.arrived: dict[int, tuple[Tensor, SimWork[Tensor], float]] = {}
+
+
+class Collectives:
+    """Matches the k-th call of each rank over the same ranks."""
+
+    def __init__(self, clock: Clock, network: Network, traces: Sequence[Trace], bytes_scale: float) -> None:
+        self._clock, self._network, self._traces, self._scale = clock, network, traces, bytes_scale
+        self._rounds: dict[Ranks, dict[int, Round]] = defaultdict(dict)
+        self._calls: dict[Ranks, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+
+    def join(self, kind: Kind, rank: int, buffer: Tensor, ranks: Ranks, source: int = -1) -> SimWork[Tensor]:
+        """`buffer` holds this rank's value and will hold the result."""
+        calls = self._calls[ranks]
+        number = calls[rank]
+        calls[rank] += 1
+        round = self._rounds[ranks].setdefault(number, Round(kind, source))
+        if (round.kind, round.source) != (kind, source):
+            raise RuntimeError(f"rank {rank} calls {kind} where others call {round.kind}: orders differ")
+        work: SimWork[Tensor] = SimWork(kind)
+        round.arrived[rank] = (buffer, work, self._clock.now)
+        if len(round.arrived) == len(ranks):
+            del self._rounds[ranks][number]
+            self._begin(round, ranks)
+        return work
+
+    def _begin(self, round: Round, ranks: Ranks) -> None:
+        nbytes = self.nbytes(round.arrived[ranks[0]][0])
+        if round.kind == "average":
+            self._network.all_reduce(ranks, nbytes, lambda: self._end(round, ranks, ring_bytes(nbytes, len(ranks))))
+        else:
+            self._network.broadcast(round.source, ranks, nbytes, lambda: self._end(round, ranks, nbytes))
+
+    def _end(self, round: Round, ranks: Ranks, sent: int) -> None:
+        buffers = [round.arrived[rank][0] for rank in ranks]
+        if round.kind == "average":
+            mean_(buffers)
+        else:
+            value = round.arrived[round.source][0]
+            for buffer in buffers:
+                if buffer is not value:
+                    buffer.copy_(value)
+        for rank in ranks:
+            buffer, work, since = round.arrived[rank]
+            share = sent if round.kind == "average" or (rank == round.source and len(ranks) > 1) else 0
+            self._traces[rank].add("communicate", round.kind, since, self._clock.now - since, share, ranks)
+            work.complete(buffer)
+
+    def nbytes(self, x: Tensor) -> int:
+        """On the wire. A number on its own is a control message; all else is a part of the model, to scale."""
+        return x.nbytes if x.ndim == 0 else int(x.nbytes * self._scale)
+
+
+def mean_(buffers: Sequence[Tensor]) -> None:
+    """Every buffer becomes the mean of all, added up in the order given."""
+    total = buffers[0].clone()
+    for buffer in buffers[1:]:
+        total += buffer
+    total /= len(buffers)
+    torch._foreach_copy_(list(buffers), [total] * len(buffers))

@@ -1,0 +1,120 @@
+"""SimComm: the Comm of the virtual world."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..comm import Steps
+from ..layout import Layout, Ranks
+from ..trace import Trace
+from .clock import Clock
+from .collectives import Collectives
+from .network import Network
+from .pairing import Pairing
+from .work import SimProcess, SimWork, stopped
+
+
+@dataclass(frozen=True)
+class World:
+    """What all simulated workers share."""
+
+    layout: Layout
+    clock: Clock
+    network: Network
+    traces: Sequence[Trace]
+    collectives: Collectives
+    pairing: Pairing
+    swaps: dict[tuple[int, int], list["_Swap"]]
+    processes: list[SimProcess]
+
+    @classmethod
+    def of(
+        cls, layout: Layout, clock: Clock, network: Network, *, bytes_scale: float = 1.0, keep: int = 20_000
+    ) -> "World":
+        traces = [Trace(rank, keep) for rank in layout.ranks]
+        collectives = Collectives(clock, network, traces, bytes_scale)
+        pairing = Pairing(clock, lambda a, b: network.swap_seconds(a, b, 0) * 2)
+        return cls(layout, clock, network, traces, collectives, pairing, {}, [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """One side of a swap, since when it waits for the other."""
+
+    rank: int
+    x: Tensor
+    out: Tensor
+    work: SimWork[Tensor]
+    since: float
+
+
+class SimComm:
+    def __init__(self, rank: int, world: World, seed: int) -> None:
+        self.rank, self.layout, self.seed = rank, world.layout, seed
+        self._world = world
+
+    def now(self) -> float:
+        return self._world.clock.now
+
+    def alive(self) -> Ranks:
+        return self.layout.ranks
+
+    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
+        return self._world.collectives.join("average", self.rank, _into(x, out), ranks)
+
+    def broadcast(self, x: Tensor, source: int, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
+        return self._world.collectives.join("broadcast", self.rank, _into(x, out), ranks, source)
+
+    def pair(self, candidates: Ranks, after: float = 0.0) -> SimWork[int]:
+        return self._world.pairing.pair(self.rank, candidates, after)
+
+    def swap(self, x: Tensor, peer: int, out: Tensor | None = None) -> SimWork[Tensor]:
+        world, clock = self._world, self._world.clock
+        work: SimWork[Tensor] = SimWork("swap")
+        mine = _Swap(self.rank, x, torch.empty_like(x) if out is None else out, work, clock.now)
+        waiting = world.swaps.setdefault((min(self.rank, peer), max(self.rank, peer)), [])
+        if not waiting or waiting[0].rank == self.rank:
+            waiting.append(mine)
+            return work
+        theirs = waiting.pop(0)
+        nbytes = world.collectives.nbytes(x)
+
+        def arrived() -> None:
+            from_us = mine.x.clone() if mine.out is mine.x else mine.x
+            mine.out.copy_(theirs.x)
+            theirs.out.copy_(from_us)
+            for one, other in ((mine, theirs), (theirs, mine)):
+                seconds = clock.now - one.since
+                world.traces[one.rank].add("communicate", "swap", one.since, seconds, nbytes, (other.rank,))
+                one.work.complete(one.out)
+
+        world.network.swap(self.rank, peer, nbytes, arrived)
+        return work
+
+    def sleep(self, seconds: float) -> SimWork[None]:
+        clock = self._world.clock
+        interrupt = stopped(clock)
+
+        def wake(work: SimWork[None]) -> None:
+            clock.cancel(alarm)
+            interrupt(work)
+
+        work: SimWork[None] = SimWork("sleep", on_stop=wake)
+        alarm = clock.after(seconds, lambda: work.complete(None))
+        return work
+
+    def spawn(self, steps: Steps) -> SimProcess:
+        process = SimProcess(f"background process of rank {self.rank}", steps, self._world.clock)
+        self._world.processes.append(process)
+        return process
+
+
+def _into(x: Tensor, out: Tensor | None) -> Tensor:
+    """The buffer that carries x and receives the result."""
+    if out is None:
+        return x.clone()
+    if out is not x:
+        out.copy_(x)
+    return out

@@ -1,0 +1,68 @@
+"""Pairing in virtual time: an asker gets the first of its candidates that is free, or waits for one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..layout import Ranks
+from .clock import Clock, Event
+from .work import SimWork, stopped
+
+
+@dataclass(slots=True)
+class _Free:
+    """A rank that waits to be paired."""
+
+    candidates: frozenset[int]
+    work: SimWork[int]
+    asks: Event | None = None
+
+
+class Pairing:
+    def __init__(self, clock: Clock, round_trip: Callable[[int, int], float]) -> None:
+        self._clock, self._round_trip = clock, round_trip
+        self._free: dict[int, _Free] = {}
+        self._asking: dict[int, None] = {}  # free ranks whose candidates were all busy, in order of asking
+
+    def pair(self, rank: int, candidates: Ranks, after: float) -> SimWork[int]:
+        interrupt = stopped(self._clock)
+
+        def withdraw(work: SimWork[int]) -> None:
+            if rank in self._free and self._free[rank].work is work:  # else agreed already: carried through
+                self._leave(rank)
+                interrupt(work)
+
+        work: SimWork[int] = SimWork("pair", on_stop=withdraw)
+        free = self._free[rank] = _Free(frozenset(candidates), work)
+        for asker in self._asking:
+            if self._may_meet(rank, asker):
+                self._match(asker, rank)
+                return work
+        free.asks = self._clock.after(after, lambda: self._ask(rank, candidates))
+        return work
+
+    def _ask(self, rank: int, candidates: Ranks) -> None:
+        self._free[rank].asks = None
+        for other in candidates:
+            if self._may_meet(rank, other):
+                self._match(rank, other)
+                return
+        self._asking[rank] = None
+
+    def _may_meet(self, a: int, b: int) -> bool:
+        return a in self._free and b in self._free and b in self._free[a].candidates and a in self._free[b].candidates
+
+    def _match(self, a: int, b: int) -> None:
+        works = {a: self._leave(a), b: self._leave(b)}
+
+        def agree() -> None:
+            works[a].complete(b)
+            works[b].complete(a)
+
+        self._clock.after(self._round_trip(a, b), agree)
+
+    def _leave(self, rank: int) -> SimWork[int]:
+        self._asking.pop(rank, None)
+        free = self._free.pop(rank)
+        if free.asks is not None:
+            self._clock.cancel(free.asks)
+        return free.work

@@ -1,0 +1,112 @@
+"""One training run in virtual time: every worker a process, every step real (or timed only)."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..comm import Steps
+from ..report.meter import Meter
+from ..report.status import Status
+from ..strategy import Strategy
+from ..trace import Trace
+from .clock import Clock
+from .cluster import Cluster
+from .comm import SimComm, World
+from .gradients import Gradients
+from .learners import Learners
+from .network import Network
+from .work import SimProcess, SimWork
+
+STATUSES_PER_WORKER = 100  # in metrics and plots
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is left of a run: its length in virtual seconds, each worker's last status and trace."""
+
+    seconds: float
+    statuses: Sequence[Status]
+    traces: Sequence[Trace]
+
+
+def run(
+    strategy: Strategy,
+    cluster: Cluster,
+    learners: Learners,
+    steps: Sequence[int],
+    *,
+    seed: int,
+    nbytes: int | None = None,
+    watch: Callable[[Status], None] | None = None,
+) -> Run:
+    """Train `steps[rank]` steps on every rank. `nbytes`: bytes of the parameters, where `learners` has no model."""
+    layout, clock = cluster.layout, Clock()
+    network = Network(layout, clock, link=cluster.link, local=cluster.local)
+    own_bytes = learners.replicas[0].nbytes
+    scale = 1.0 if nbytes is None else nbytes / own_bytes
+    world = World.of(layout, clock, network, bytes_scale=scale, keep=max(200, 200_000 // layout.workers))
+    gradients = Gradients(clock, network, world.traces, int(own_bytes * scale), learners.apply)
+    meters = []
+    for rank in layout.ranks:
+        own = copy.deepcopy(strategy)
+        meter = Meter(rank, steps[rank], world.traces[rank], own)
+        meters.append(meter)
+        worker = _Worker(rank, own, cluster, world, learners, gradients, meter, steps[rank], seed, watch)
+        process = SimProcess(f"rank {rank}", worker.train(), clock, world.traces[rank])
+        world.processes.append(process)
+    clock.run()
+    stuck = [f"{p.name} waits for {p.waits_for.name}" for p in world.processes if p.waits_for is not None]
+    if stuck:
+        raise RuntimeError(f"nothing can happen any more at {clock.now:.6f} s: {'; '.join(stuck[:8])}")
+    return Run(clock.now, [meter.status(clock.now) for meter in meters], world.traces)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    rank: int
+    strategy: Strategy
+    cluster: Cluster
+    world: World
+    learners: Learners
+    gradients: Gradients
+    meter: Meter
+    steps: int
+    seed: int
+    watch: Callable[[Status], None] | None
+
+    def train(self) -> Steps:
+        rank, strategy, clock = self.rank, self.strategy, self.world.clock
+        yield from strategy.start(self.learners.replicas[rank], SimComm(rank, self.world, self.seed))
+        pace = self.cluster.pace(rank, self.seed)
+        ranks = strategy.gradient_ranks(self.cluster.layout, rank)
+        shown_every = max(1, self.steps // STATUSES_PER_WORKER)
+        step = 0
+        while step < self.steps:
+            step += 1
+            alone = len(ranks) == 1 or not strategy.averages_gradients(step)
+            seconds = pace.next_step()
+            self.learners.begin(rank, step - 1, alone=alone)
+            if alone:
+                yield self._compute(seconds)
+                loss = self.learners.end(rank)
+            else:
+                averaged, complete = self.gradients.begin(rank, ranks, seconds)
+                yield self._compute(seconds)
+                loss = self.learners.end(rank)
+                complete()
+                yield averaged
+            self.meter.step(loss, clock.now)
+            yield from strategy.after_step(step)
+            if self.watch is not None and step % shown_every == 0:
+                self.watch(self.meter.status(clock.now))
+        while len(ranks) > 1 and strategy.averages_gradients(step + 1):
+            if not (yield self.gradients.follow(rank, ranks)):
+                break
+            step += 1
+            yield from strategy.after_step(step)
+        yield from strategy.finish()
+
+    def _compute(self, seconds: float) -> SimWork[None]:
+        work: SimWork[None] = SimWork("compute")
+        self.world.clock.after(seconds, lambda: work.complete(None))
+        return work

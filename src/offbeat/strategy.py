@@ -1,0 +1,77 @@
+"""Strategy: when and with whom a worker synchronises. One small file per method lies in `strategies/`."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from . import options
+from .comm import Comm, Steps, Work
+from .layout import Layout, Ranks
+from .replica import Replica
+
+
+@dataclass(kw_only=True)
+class Strategy:
+    """Hooks around one local step, each a generator that yields `Work`; on its own: never talk before the end.
+
+    The fields of a subclass are its options, declared with `options.option`. `step` counts the optimizer steps
+    of this worker from 1. What the worker reads in forward and backward, `replica.flats`, may be touched only in
+    these hooks: a process that a strategy spawns keeps its own record of x.
+    """
+
+    name: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        options.check(self)
+
+    def gradient_ranks(self, layout: Layout, rank: int) -> Ranks:
+        """Whose gradients are averaged in backward; overlapped with it."""
+        return (rank,)
+
+    def averages_gradients(self, step: int) -> bool:
+        """Whether gradients are averaged in this step. Once it says no it must stay with that."""
+        return True
+
+    def start(self, replica: Replica, comm: Comm) -> Steps:
+        """All ranks begin with the x of the first."""
+        self.replica, self.comm = replica, comm
+        everyone = comm.alive()
+        for work in [comm.broadcast(flat, everyone[0], everyone, out=flat) for flat in replica.flats]:
+            yield work
+
+    def after_step(self, step: int) -> Steps:
+        """At the boundary after each step."""
+        yield from ()
+
+    def finish(self) -> Steps:
+        """Drain; then all ranks hold the exact average. Ranks that are done early contribute until all are."""
+        while (yield from self.average_exactly(training=False)):
+            pass
+
+    def average_exactly(self, *, training: bool) -> Generator[Work[Any], Any, bool]:
+        """A blocking average of x over all ranks; tells whether some rank still trains."""
+        everyone = self.comm.alive()
+        works = [self.comm.average(flat, everyone, out=flat) for flat in self.replica.flats]
+        flag = self.comm.average(training_flag(training), everyone)
+        for work in works:
+            yield work
+        return bool((yield flag) > 0)
+
+    def report(self) -> dict[str, float]:
+        """What it did so far: `averages` (or exchanges), `delay` in steps where it merges late."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it must remember across a restart. Call after `finish`, when nothing is in flight."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise ValueError(f"{self.name} keeps no state, but was given {sorted(state)}")
+
+
+def training_flag(training: bool) -> torch.Tensor:
+    """A message of one number; its average is above zero while any rank still trains."""
+    return torch.tensor(float(training), dtype=torch.float64)
