@@ -1,1 +1,27 @@
 """Offbeat: data-parallel training of PyTorch models whose workers do not wait for each other."""
+
+from .attach import Attachment, attach
+from .errors import BadInput, LostPeer, OffbeatError
+from .layout import Layout
+from .strategies import STRATEGIES, make_strategy
+from .strategies.ddp import DDP
+from .strategies.gossip import Gossip
+from .strategies.lasgd import LASGD
+from .strategies.local_sgd import LocalSGD
+from .strategy import Strategy
+
+__all__ = [
+    "DDP",
+    "LASGD",
+    "STRATEGIES",
+    "Attachment",
+    "BadInput",
+    "Gossip",
+    "Layout",
+    "LocalSGD",
+    "LostPeer",
+    "OffbeatError",
+    "Strategy",
+    "attach",
+    "make_strategy",
+]

@@ -15,9 +15,9 @@ class BadInput(OffbeatError, ValueError):
 class LostPeer(OffbeatError):
     """A peer died, or made no progress for too long; a strategy may catch it and go on without."""
 
-    def __init__(self, peer: int, reason: str) -> None:
-        super().__init__(f"rank {peer} is lost: {reason}")
-        self.peer = peer
+    def __init__(self, peer: int | None, reason: str) -> None:
+        super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} is lost: {reason}")
+        self.peer = peer  # None: a collective failed, and does not tell because of whom
 
 
 class Stopped(OffbeatError):

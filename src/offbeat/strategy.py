@@ -22,9 +22,14 @@ class Strategy:
     """
 
     name: ClassVar[str] = "none"
+    meets_peers: ClassVar[bool] = False  # whether it calls `pair` and `swap`
 
     def __post_init__(self) -> None:
         options.check(self)
+
+    def groups(self, layout: Layout) -> list[Ranks]:
+        """Every tuple of ranks that any rank averages or broadcasts over; the same list on all ranks."""
+        return [layout.ranks]
 
     def gradient_ranks(self, layout: Layout, rank: int) -> Ranks:
         """Whose gradients are averaged in backward; overlapped with it."""

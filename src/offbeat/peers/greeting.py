@@ -1,16 +1,39 @@
-"""How a connection begins: the one who needs it first dials and says HELLO, the other says WELCOME.
+"""How a connection begins and ends: the one who needs it first dials and says HELLO, the other says WELCOME.
 
 If both dial at once, the lower rank's connection counts: it answers the other's HELLO with MINE.
 Nothing here blocks; each greeting has its own socket and deadline, so a stranger or a slow peer delays nobody.
 """
 
+import os
+import selectors
 import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
-from .wire import GREETING_NBYTES
+from ..errors import BadInput
+from .wire import GREETING_NBYTES, Reply, WireError, greet, ungreet
 
-Address = tuple[str, int]
+FAREWELL_SECONDS = 1.0  # how long close() waits for peers to read what was sent to them
+STRANGERS_AT_MOST = 64  # greeting at the same time, beside the run's own ranks
+
+
+class Address(NamedTuple):
+    """Resolved, so that dialling never waits for a name server."""
+
+    family: int
+    numeric: Any  # what connect() takes for this family
+
+    @classmethod
+    def of(cls, host: str, port: int) -> "Address":
+        try:
+            family, _, _, _, numeric = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except OSError as error:
+            raise BadInput(f"{host}:{port} is no address that this machine can resolve: {error}") from None
+        return cls(family, numeric)
 
 
 def listen(host: str = "") -> socket.socket:
@@ -22,11 +45,10 @@ def listen(host: str = "") -> socket.socket:
 
 def dial(to: Address) -> socket.socket:
     """A socket that is connecting; it becomes writable when connected or refused. Raises OSError."""
-    family, kind, protocol, _, resolved = socket.getaddrinfo(*to, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind, protocol)
+    sock = socket.socket(to.family, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
-        sock.connect(resolved)
+        sock.connect(to.numeric)
     except BlockingIOError:
         pass
     except OSError:
@@ -49,14 +71,33 @@ def prepare(sock: socket.socket, timeout_seconds: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(timeout_seconds * 1000)))
 
 
+def farewell(socks: list[socket.socket]) -> None:
+    """End our streams and read the peers' to the end: to close with unread data would cut off ours, too."""
+    until = time.monotonic() + FAREWELL_SECONDS
+    scratch = bytearray(1 << 20)
+    with selectors.DefaultSelector() as selector:
+        for sock in socks:
+            with suppress(OSError):  # gone already
+                sock.shutdown(socket.SHUT_WR)
+                selector.register(sock, selectors.EVENT_READ, sock)
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                try:
+                    ended = key.data.recv_into(scratch) == 0
+                except OSError:
+                    ended = True
+                if ended:
+                    selector.unregister(key.data)
+
+
 class Greeting:
     """A connection whose other end has not proved itself yet. `peer` is known if we dialled."""
 
-    def __init__(self, sock: socket.socket | None, until_seconds: float, peer: int | None = None) -> None:
-        self.socket = sock  # None: the peer said MINE, and we wait for its connection
+    def __init__(self, sock: socket.socket | None, until_seconds: float, peer: int = -1) -> None:
+        self.socket = sock  # None: the peer said MINE and we wait for its connection, or it cannot be reached
         self.peer = peer
         self.until_seconds = until_seconds
-        self.connected = peer is None
+        self.connected = False
         self._raw = bytearray()
 
     def receive(self) -> bytes | None:
@@ -72,4 +113,143 @@ class Greeting:
         return bytes(self._raw) if len(self._raw) == GREETING_NBYTES else None
 
 
-Ready = Callable[[int], None]  # what the endpoint's thread calls when a socket is ready: (events)
+class Door:
+    """Dials and answers for one endpoint, on its thread; hands over sockets that passed the greeting."""
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: dict[int, Address],
+        listener: socket.socket,
+        key: bytes,
+        timeout_seconds: float,
+        selector: selectors.BaseSelector,
+        *,
+        join: Callable[[int, socket.socket], None],
+        lose: Callable[[int, str], None],
+        takes: Callable[[int], bool],  # whether a connection from this rank is still wanted
+    ) -> None:
+        self._rank = rank
+        self._addresses = addresses
+        self._listener = listener
+        self._key = key
+        self._timeout_seconds = timeout_seconds
+        self._selector = selector
+        self._join, self._lose, self._takes = join, lose, takes
+        self._dialled: dict[int, Greeting] = {}
+        self._strangers: dict[Greeting, None] = {}
+        self._unreachable: dict[int, str] = {}
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def sockets(self) -> list[socket.socket]:
+        greetings = (*self._strangers, *self._dialled.values())
+        return [self._listener, *(greeting.socket for greeting in greetings if greeting.socket is not None)]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        greetings = (*self._strangers, *self._dialled.values())
+        return min((greeting.until_seconds for greeting in greetings), default=None)
+
+    def tick(self, now: float) -> None:
+        for stranger in [stranger for stranger in self._strangers if stranger.until_seconds <= now]:
+            self._turn_away(stranger)
+        for peer in [peer for peer, greeting in self._dialled.items() if greeting.until_seconds <= now]:
+            silence = f"it did not answer our call in {self._timeout_seconds:g} s"
+            self._lose(peer, self._unreachable.get(peer, silence))
+
+    def call(self, peer: int) -> None:
+        """Dial; `join` or `lose` follows, but never from within this call."""
+        now = time.monotonic()
+        try:
+            sock = dial(self._addresses[peer])
+        except OSError as error:
+            self._unreachable[peer] = f"it cannot be reached: {error}"
+            self._dialled[peer] = Greeting(None, now, peer)
+            return
+        greeting = Greeting(sock, now + self._timeout_seconds, peer)
+        self._dialled[peer] = greeting
+        self._selector.register(sock, selectors.EVENT_WRITE, partial(self._greet, greeting))
+
+    def forget(self, peer: int) -> None:
+        """End our call to a peer, if there is one."""
+        greeting = self._dialled.pop(peer, None)
+        if greeting is not None and greeting.socket is not None:
+            self._selector.unregister(greeting.socket)
+            greeting.socket.close()
+
+    def _greet(self, greeting: Greeting, _events: int) -> None:
+        """We dialled: say HELLO once connected, then wait for WELCOME or MINE."""
+        sock, peer = greeting.socket, greeting.peer
+        assert sock is not None
+        try:
+            if not greeting.connected:
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    raise OSError(error, os.strerror(error))
+                greeting.connected = True
+                sock.send(greet(Reply.HELLO, self._key, self._rank, peer))  # fits an empty socket's buffer
+                self._selector.modify(sock, selectors.EVENT_READ, partial(self._greet, greeting))
+                return
+            raw = greeting.receive()
+            if raw is None:
+                return
+            reply, sender = ungreet(raw, self._key, self._rank)
+            if sender != peer:
+                raise WireError(f"rank {sender} answers at its address")
+        except (OSError, WireError) as error:
+            self._lose(peer, f"it cannot be reached: {error}")
+            return
+        self._selector.unregister(sock)
+        if reply is Reply.WELCOME:
+            del self._dialled[peer]
+            self._join(peer, sock)
+        else:
+            sock.close()
+            greeting.socket = None
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            time.sleep(0.01)  # no descriptor to spare, and the caller stays in the queue: do not spin
+            return
+        sock.setblocking(False)
+        stranger = Greeting(sock, time.monotonic() + self._timeout_seconds)
+        self._strangers[stranger] = None
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._meet, stranger))
+        if len(self._strangers) > STRANGERS_AT_MOST + len(self._addresses):
+            self._turn_away(next(iter(self._strangers)))
+
+    def _meet(self, stranger: Greeting, _events: int) -> None:
+        """Someone dialled us: a peer is welcome, unless our own call to it counts."""
+        sock = stranger.socket
+        assert sock is not None
+        try:
+            raw = stranger.receive()
+            if raw is None:
+                return
+            reply, peer = ungreet(raw, self._key, self._rank)
+            if reply is not Reply.HELLO or peer not in self._addresses or not self._takes(peer):
+                raise WireError(f"a connection from rank {peer} is not wanted")
+            counts = peer not in self._dialled or peer < self._rank
+            sock.send(greet(Reply.WELCOME if counts else Reply.MINE, self._key, self._rank, peer))
+        except (OSError, WireError):
+            self._turn_away(stranger)
+            return
+        if not counts:
+            self._turn_away(stranger)
+            return
+        self.forget(peer)
+        del self._strangers[stranger]
+        self._selector.unregister(sock)
+        self._join(peer, sock)
+
+    def _turn_away(self, stranger: Greeting) -> None:
+        del self._strangers[stranger]
+        assert stranger.socket is not None
+        self._selector.unregister(stranger.socket)
+        stranger.socket.close()

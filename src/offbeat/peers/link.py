@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..errors import BadInput
-from .wire import FRAME_NBYTES, Frame, Kind, WireError, address, dtype_code, dtype_name, memory, pack, unpack
+from .wire import FRAME_NBYTES, Frame, Kind, WireError, dtype_code, dtype_name, memory, pack, unpack
 from .work import Pending
 
 CHUNK_NBYTES = 2 << 20  # per call: few turns of Python per megabyte, and small against the L3 cache
@@ -33,10 +33,8 @@ class Swap(Pending[Tensor]):
         self.outgoing, self.incoming = memory(x, "x"), memory(out, "out")
         self.dtype, self.nbytes = dtype_code(x), self.outgoing.nbytes
         if out.dtype != x.dtype or self.incoming.nbytes != self.nbytes:
-            raise BadInput(
-                f"out holds {out.numel()} {out.dtype} and x {x.numel()} {x.dtype}: give an out of the same size and dtype"
-            )
-        apart = abs(address(self.outgoing) - address(self.incoming))
+            raise BadInput(f"out holds {out.numel()} {out.dtype} and x {x.numel()} {x.dtype}: give an out like x")
+        apart = abs(x.data_ptr() - out.data_ptr())
         self.in_place = self.nbytes > 0 and apart == 0
         if 0 < apart < self.nbytes:
             raise BadInput("out overlaps x in part: give the same tensor, or one of its own memory")
@@ -66,6 +64,7 @@ class Link:
         self.peer = peer
         self.socket: socket.socket | None = None
         self.bytes_sent = 0
+        self.bytes_received = 0
         self.progress_seconds = 0.0  # when a swap last moved
         self._hear = hear
         self._queue: deque[memoryview | Swap] = deque()  # to be sent, in this order
@@ -158,6 +157,7 @@ class Link:
             if received == 0:
                 return False
             budget -= received
+            self.bytes_received += received
             self._take(received, now)
         return True
 
@@ -227,7 +227,7 @@ class Link:
 
     def _wake_for(self, remaining: int) -> None:
         """Within a large body, let the kernel gather before it wakes us; it wakes anyway when its buffer is full."""
-        wake = max(1, min(WAKE_NBYTES, remaining)) if remaining >= WAKE_NBYTES // 16 or not remaining else 1
+        wake = min(WAKE_NBYTES, remaining) if remaining >= WAKE_NBYTES // 16 else 1
         if wake != self._wake_nbytes:
             assert self.socket is not None
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)

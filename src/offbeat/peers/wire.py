@@ -104,9 +104,5 @@ def memory(x: Tensor, name: str) -> memoryview:
     if x.layout != torch.strided or not x.is_contiguous():
         raise BadInput(f"{name} is not contiguous, and a swap moves memory as it lies: use .contiguous() first")
     # numpy knows no bfloat16, and a 0-dimensional tensor cannot be viewed as another dtype: flatten, then bytes.
-    return memoryview(x.detach().reshape(-1).view(torch.uint8).numpy())
-
-
-def address(view: memoryview) -> int:
-    """Where it lies in this process."""
-    return int(torch.frombuffer(view, dtype=torch.uint8).data_ptr()) if view.nbytes else 0
+    flat = x.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)  # type: ignore[arg-type]  # an ndarray is a buffer; numpy's stubs say so from Python 3.12 on

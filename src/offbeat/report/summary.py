@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, PercentFormatter
 
 from ..layout import Ranks
 from ..trace import KINDS, Event, Kind
@@ -36,7 +36,7 @@ def draw_summary(
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, facecolor="white")
     grid = figure.add_gridspec(
         2, 2, width_ratios=(2.6, 1), height_ratios=(1, 1.45),
-        left=0.075, right=0.975, top=0.875, bottom=0.09, hspace=0.36, wspace=0.1,
+        left=0.085, right=0.975, top=0.875, bottom=0.09, hspace=0.36, wspace=0.1,
     )  # fmt: skip
     title = headline(result)
     figure.text(
@@ -93,9 +93,12 @@ def _draw_loss(axes: Axes, statuses: Sequence[Status]) -> None:
     axes.plot(seconds, loss, style, markersize=7, color=INK, linewidth=2, label="mean")
     finite = np.concatenate([line[:, 1] for line in lines.values()])
     finite = finite[np.isfinite(finite)]
-    if finite.min() > 0 and finite.max() > 30 * finite.min():
+    if finite.min() > 0 and finite.max() > 10 * finite.min():
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        if finite.max() < 300 * finite.min():  # powers of ten alone would be one or two labels
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
     axes.grid(axis="y", color=GRID)
     axes.set_xlabel("seconds of training", fontsize=9, color=FAINT)
     axes.set_xlim(0, 1.01 * max(status.seconds for status in statuses) or 1.0)

@@ -24,6 +24,7 @@ class Gossip(Strategy):
     """No collective, no coordinator: a worker only ever meets its neighbours, in the background."""
 
     name: ClassVar[str] = "gossip"
+    meets_peers: ClassVar[bool] = True
     topology: str = option("exponential", "who may exchange with whom", one_of=TOPOLOGIES)
     rate: float = option(1.0, "exchanges per worker and step", above=0)
     exchanges: int = field(default=0, init=False)
@@ -74,7 +75,7 @@ class Gossip(Strategy):
                     peer = yield self.comm.pair(tuple(self._neighbours), after=patience)
                     yield from self._average_with(peer)
                 except LostPeer as lost:
-                    self._neighbours.remove(lost.peer)  # the others carry on
+                    self._neighbours = [rank for rank in self._neighbours if rank != lost.peer]  # go on without it
         except Stopped:
             return
 

@@ -51,7 +51,7 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "digits": Recipe(
         parts=lambda _data, _seed: digits(), reads_files=False,
-        model="mlp", learning_rate=0.02, batch=16, epochs=30,
+        model="mlp", learning_rate=0.02, batch=16, epochs=40,
     ),
     "mnist": Recipe(parts=lambda data, _seed: mnist(data), model="cnn", learning_rate=0.02, epochs=5),
     "fashion-mnist": Recipe(

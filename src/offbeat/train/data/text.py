@@ -30,8 +30,8 @@ def text(data: Path | None = None, *, characters: int = CORPUS_CHARACTERS) -> Pa
     train_length = len(tokens) - int(len(tokens) * TEST_SHARE)
     if len(tokens) - train_length <= WINDOW:
         raise BadInput(
-            f"{data or 'the corpus'} holds {len(tokens)} characters, too few for a test part of {TEST_SHARE:.0%} with a "
-            f"window of {WINDOW} and the next: {REMEDY}"
+            f"{data or 'the corpus'} holds {len(tokens)} characters, too few for a test part of {TEST_SHARE:.0%} "
+            f"with a window of {WINDOW} and the next: {REMEDY}"
         )
     return Parts(train=_windows(tokens[:train_length]), test=_windows(tokens[train_length:]), classes=vocabulary)
 

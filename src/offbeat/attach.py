@@ -1,0 +1,149 @@
+"""Attach: a strategy around the user's own loop, which stays as it is.
+
+    with offbeat.attach(model, optimizer, offbeat.LASGD()):
+        for inputs, targets in loader:
+            ...
+            optimizer.step()          # here the strategy does its part
+
+Every `optimizer.step()` is one step; leaving the block drains what is in flight and leaves the exact average of
+all workers in the model.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .connect import Connection, connect
+from .errors import BadInput
+from .gradients import Gradients
+from .layout import Layout
+from .replica import Replica, flatten
+from .strategies import make_strategy
+from .strategy import Strategy
+from .trace import Trace
+
+
+@contextmanager
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy | str,
+    *,
+    layout: Layout | None = None,
+    buffers: bool = True,
+    seed: int = 0,
+    timeout_seconds: float = 300.0,
+) -> Iterator["Attachment"]:
+    """Train `model` together with the other workers of this run, as `strategy` says.
+
+    layout: which ranks share a node (default: those on the same host). buffers: average floating-point buffers, such
+    as BatchNorm's statistics, with the parameters. seed: of what the strategy draws at random.
+    timeout_seconds: how long a silent peer is waited for before it counts as lost.
+    """
+    if isinstance(strategy, str):
+        strategy = make_strategy(strategy)
+    check_optimizer(model, optimizer)
+    replica = flatten(model, buffers=buffers)
+    connection = connect(
+        strategy, device=replica.flats[0].device, layout=layout, seed=seed, timeout_seconds=timeout_seconds
+    )
+    try:
+        attachment = Attachment(model, optimizer, strategy, replica, connection)
+        try:
+            attachment.start()
+            yield attachment
+            attachment.finish()
+        finally:
+            attachment.detach()
+    except BaseException:
+        connection.close(orderly=False)
+        raise
+    connection.close(orderly=True)
+
+
+class Attachment:
+    """A model in training. `step` counts this worker's steps; `trace` says what it did and when."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, strategy: Strategy, replica: Replica, connection: Connection
+    ) -> None:
+        self.strategy, self.replica = strategy, replica
+        self.comm = connection.comm
+        self.step = 0
+        self._optimizer = optimizer
+        self._gradients = (
+            Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm)
+            if connection.gradient_group is not None
+            else None
+        )
+        self._computing_since = 0.0
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def layout(self) -> Layout:
+        return self.comm.layout
+
+    @property
+    def trace(self) -> Trace:
+        return self.comm.trace
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "strategy": self.strategy.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.strategy.load_state_dict(state["strategy"])
+
+    def start(self) -> None:
+        self.comm.run(self.strategy.start(self.replica, self.comm))
+        if self._gradients is not None:
+            self._gradients.enable(self.strategy.averages_gradients(1))
+        self._computing_since = self.comm.now()
+
+    def finish(self) -> None:
+        """No more data here. While others of the gradient group have some, step along with them; then drain."""
+        if self._gradients is not None:
+            while self.strategy.averages_gradients(self.step + 1) and self._gradients.follow():
+                self._optimizer.step()
+        self.comm.run(self.strategy.finish())
+
+    def detach(self) -> None:
+        self._hook.remove()
+        if self._gradients is not None:
+            self._gradients.detach()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        now = self.comm.now()
+        waited = self._gradients.waited(now) if self._gradients is not None else 0.0
+        self.trace.add("compute", "step", self._computing_since, now - self._computing_since - waited)
+        self.step += 1
+        self.comm.run(self.strategy.after_step(self.step))
+        if self._gradients is not None:
+            self._gradients.enable(self.strategy.averages_gradients(self.step + 1))
+        self._computing_since = self.comm.now()
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Every parameter that the optimizer moves must be one of the model's, and floating point."""
+    known = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strangers = sum(id(parameter) not in known for parameter in held)
+    if strangers:
+        raise BadInput(
+            f"the optimizer holds {strangers} of {len(held)} parameters that are not in the model: "
+            f"build it from model.parameters(), and attach before any copy of the model is made"
+        )
+    for parameter in held:
+        if not torch.is_floating_point(parameter):
+            raise BadInput(
+                f"the optimizer holds a parameter of type {parameter.dtype}, and only floating-point parameters "
+                f"can be trained and averaged: leave it out of the optimizer"
+            )

@@ -1,0 +1,180 @@
+"""The driver: runs a strategy's generators in real time under the two rules.
+
+It holds the worker's lock while strategy code runs and releases it while it waits, so a background process and the
+step hooks never interleave between two yields.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+from .comm import Steps, Work
+from .errors import OffbeatError, Stopped
+from .trace import Trace
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class RealWork(Work[T_co], Protocol[T_co]):
+    """Work in real time. Where it has a `stop` too, a stop of its process interrupts it."""
+
+    def wait(self) -> object:
+        """Block until done, without using the processor; never raises what went wrong."""
+        ...
+
+
+class Driver:
+    """One per worker. `clock` gives seconds since the run began."""
+
+    def __init__(self, clock: Callable[[], float], trace: Trace) -> None:
+        self._clock, self._trace = clock, trace
+        self._lock = threading.Lock()
+        self._processes: list[RealProcess] = []
+
+    def run(self, steps: Steps) -> None:
+        """Run to the end, in this thread; waits are traced."""
+        for process in self._processes:
+            process.raise_failure()
+        asked = self._clock()
+        with self._lock:
+            locked = self._clock()
+            if locked - asked > 1e-4:
+                self._trace.add("wait", "lock", asked, locked - asked)
+            self._advance(steps, self._wait_traced)
+
+    def spawn(self, steps: Steps) -> "RealProcess":
+        """Run in a thread of its own. What it raises is raised again by the next `run`."""
+        process = RealProcess(steps, self)
+        self._processes = [p for p in self._processes if not p.done or p.failed] + [process]
+        process.begin()
+        return process
+
+    def _advance(self, steps: Steps, wait: Callable[[RealWork[Any]], None]) -> None:
+        value, error = None, None
+        while True:
+            try:
+                work = cast("RealWork[Any]", steps.send(value) if error is None else steps.throw(error))
+            except StopIteration:
+                return
+            if not work.done:
+                wait(work)
+            try:
+                value, error = work.result(), None
+            except OffbeatError as failure:
+                value, error = None, failure
+
+    def _wait_traced(self, work: RealWork[Any]) -> None:
+        start = self._clock()
+        self._wait(work)
+        self._trace.add("wait", getattr(work, "name", "wait"), start, self._clock() - start)
+
+    def _wait(self, work: RealWork[Any]) -> None:
+        self._lock.release()
+        try:
+            work.wait()
+        finally:
+            self._lock.acquire()
+
+
+class RealProcess:
+    """A generator in a thread of its own."""
+
+    name = "process"
+
+    def __init__(self, steps: Steps, driver: Driver) -> None:
+        self._steps, self._driver = steps, driver
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._waits_for: RealWork[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="offbeat process", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def wait(self) -> None:
+        self._ended.wait()
+
+    def result(self) -> None:
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Call it from strategy code, that is, with the worker's lock held."""
+        self._stopping = True
+        _interrupt(self._waits_for)
+
+    def _run(self) -> None:
+        try:
+            with self._driver._lock:
+                self._driver._advance(self._steps, self._wait)
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def _wait(self, work: RealWork[Any]) -> None:
+        self._waits_for = work
+        if self._stopping:
+            _interrupt(work)
+        self._driver._wait(work)
+        self._waits_for = None
+
+
+def _interrupt(work: RealWork[Any] | None) -> None:
+    stop = getattr(work, "stop", None)
+    if stop is not None:
+        stop()
+
+
+class Finished:
+    """Work that was done before it began."""
+
+    done = True
+    name = "nothing"
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def wait(self) -> None:
+        pass
+
+    def result(self) -> Any:
+        return self._value
+
+
+class Sleep:
+    """Done when so many seconds have passed; a stop ends it with `Stopped`."""
+
+    name = "sleep"
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._clock, self._until = clock, clock() + seconds
+        self._stopped = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        return self._stopped.is_set() or self._clock() >= self._until
+
+    def wait(self) -> None:
+        self._stopped.wait(max(0.0, self._until - self._clock()))
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def result(self) -> None:
+        if self._stopped.is_set():
+            raise Stopped("asked to stop")

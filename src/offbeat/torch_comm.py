@@ -1,0 +1,178 @@
+"""TorchComm: the Comm of the real world. Collectives on torch.distributed, pairs and swaps on `peers`."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .comm import Steps, ring_bytes
+from .driver import Driver, Finished, RealProcess, RealWork, Sleep
+from .errors import LostPeer, OffbeatError
+from .layout import Layout, Ranks
+from .peers import Peers, Swap
+from .staging import Staging
+from .trace import Trace
+
+
+class TorchComm:
+    """`groups` has a process group for each tuple of ranks that the strategy averages over."""
+
+    def __init__(
+        self,
+        rank: int,
+        layout: Layout,
+        *,
+        seed: int = 0,
+        groups: Mapping[Ranks, dist.ProcessGroup] | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        self.rank, self.layout, self.seed = rank, layout, seed
+        self.trace = Trace(rank)
+        self._groups, self._peers = groups or {}, peers
+        self._origin = time.perf_counter()
+        self._driver = Driver(self.now, self.trace)
+        self._staging = Staging()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._origin
+
+    def restart_clock(self) -> None:
+        """From here on times count from now; all ranks call it at the same moment."""
+        self._origin = time.perf_counter()
+
+    def run(self, steps: Steps) -> None:
+        self._driver.run(steps)
+
+    def alive(self) -> Ranks:
+        if self._peers is None:
+            return self.layout.ranks
+        alive = {self.rank, *self._peers.alive()}
+        return self.layout.ranks if len(alive) == self.layout.workers else tuple(sorted(alive))
+
+    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> RealWork[Tensor]:
+        if len(ranks) == 1:
+            return Finished(_into(x, out))
+        if out is None:
+            out = torch.empty_like(x)
+        torch.mul(x, 1.0 / len(ranks), out=out)  # then the sum is the mean, and the copy has cost no extra pass
+        return self._start("average", out, ranks, ring_bytes(out.nbytes, len(ranks)))
+
+    def broadcast(self, x: Tensor, source: int, ranks: Ranks, out: Tensor | None = None) -> RealWork[Tensor]:
+        out = _into(x, out)
+        if len(ranks) == 1:
+            return Finished(out)
+        return self._start("broadcast", out, ranks, out.nbytes if self.rank == source else 0, source)
+
+    def _start(self, name: str, buffer: Tensor, ranks: Ranks, nbytes: int, source: int = -1) -> "Collective":
+        group = self._groups.get(ranks)
+        if group is None:
+            raise OffbeatError(f"no process group for ranks {ranks}: the strategy must name them in `groups`")
+
+        def collective(tensor: Tensor) -> dist.Work:
+            work: dist.Work = (
+                dist.all_reduce(tensor, group=group, async_op=True)
+                if name == "average"
+                else dist.broadcast(tensor, source, group=group, async_op=True)
+            )
+            return work
+
+        staged = buffer.is_cuda and dist.get_backend(group) != "nccl"
+        handle = self._staging.start(buffer, collective) if staged else collective(buffer)
+        return Collective(name, handle, buffer, ranks, nbytes, self)
+
+    def pair(self, candidates: Ranks, after: float = 0.0) -> RealWork[int]:
+        return self._endpoint.pair(candidates, after)
+
+    def swap(self, x: Tensor, peer: int, out: Tensor | None = None) -> RealWork[Tensor]:
+        return TracedSwap(self._endpoint.swap(x, peer, out), self)
+
+    def sleep(self, seconds: float) -> RealWork[None]:
+        return Sleep(seconds, self.now)
+
+    def spawn(self, steps: Steps) -> RealProcess:
+        return self._driver.spawn(steps)
+
+    def close(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+        self._staging.close()
+
+    @property
+    def _endpoint(self) -> Peers:
+        if self._peers is None:
+            raise OffbeatError("this worker has no connections to peers: the strategy must set `meets_peers`")
+        return self._peers
+
+
+class Collective:
+    """A collective on torch.distributed, issued asynchronously and polled."""
+
+    def __init__(
+        self, name: str, handle: dist.Work | Future[Any], buffer: Tensor, ranks: Ranks, nbytes: int, comm: TorchComm
+    ) -> None:
+        self.name = name
+        self._handle, self._buffer, self._ranks, self._nbytes, self._comm = handle, buffer, ranks, nbytes, comm
+        self._since = comm.now()
+        self._error: OffbeatError | None = None
+        self._seen = False
+
+    @property
+    def done(self) -> bool:
+        return self._handle.done() if isinstance(self._handle, Future) else self._handle.is_completed()
+
+    def wait(self) -> None:
+        try:
+            if isinstance(self._handle, Future):
+                self._handle.result()
+            else:
+                self._handle.wait()
+        except RuntimeError as error:
+            self._error = LostPeer(None, f"{self.name} over ranks {_short(self._ranks)} failed: {_first_line(error)}")
+
+    def result(self) -> Tensor:
+        if not self._seen:
+            self._seen = True
+            self.wait()  # done, so at once; tells what went wrong, and orders CUDA streams
+            seconds = self._comm.now() - self._since
+            self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self._ranks)
+        if self._error is not None:
+            raise self._error
+        return self._buffer
+
+
+class TracedSwap:
+    name = "swap"
+
+    def __init__(self, swap: Swap, comm: TorchComm) -> None:
+        self._swap, self._comm, self._since = swap, comm, comm.now()
+
+    @property
+    def done(self) -> bool:
+        return self._swap.done
+
+    def wait(self) -> None:
+        self._swap.wait()
+
+    def result(self) -> Tensor:
+        received = self._swap.result()
+        seconds = self._comm.now() - self._since
+        self._comm.trace.add("communicate", "swap", self._since, seconds, self._swap.bytes_sent, (self._swap.peer,))
+        return received
+
+
+def _into(x: Tensor, out: Tensor | None) -> Tensor:
+    if out is None:
+        return x.clone()
+    return out if out is x else out.copy_(x)
+
+
+def _short(ranks: Ranks) -> str:
+    return str(list(ranks)) if len(ranks) <= 8 else f"{ranks[0]}..{ranks[-1]}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
