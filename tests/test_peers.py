@@ -1,4 +1,4 @@
-"""The pairwise transport: every endpoint of a test lives in this process, unless it has to be killed."""
+"""The pairwise transport: all endpoints of a test live in this process, unless they have to be killed."""
 
 import os
 import random
@@ -7,9 +7,10 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import get_context
+from typing import TypeVar
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ from offbeat.errors import BadInput, LostPeer, OffbeatError, Stopped
 from offbeat.layout import Ranks
 from offbeat.peers import Closed, Peers, Pending, listen
 from offbeat.peers.pairing import Matching
-from offbeat.peers.wire import GREETING_NBYTES, Kind, Reply, greet
+from offbeat.peers.wire import Kind, Reply, greet
 
 pytestmark = pytest.mark.timeout(30)
+T = TypeVar("T")
 
 HOST = "127.0.0.1"
 KEY = b"a key that all ranks of this run know"
@@ -39,7 +41,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @contextmanager
-def world(size: int, ranks: Ranks | None = None, **options: float) -> Iterator[list[Peers]]:
+def world(size: int, **options: float) -> Iterator[list[Peers]]:
     with ExitStack() as stack:
         listeners = [listen(HOST) for _ in range(size)]
         addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
@@ -49,7 +51,489 @@ def world(size: int, ranks: Ranks | None = None, **options: float) -> Iterator[l
         ]
 
 
-def finish[T](*works: Pending[T], seconds: float = 10.0) -> list[T]:
+def finish(*works: Pending[T], seconds: float = 10.0) -> list[T]:
     for work in works:
         assert work.wait(seconds), f"{work} hangs"
     return [work.result() for work in works]
+
+
+def both(a: Peers, b: Peers, nbytes: int = 4) -> None:
+    """A swap between two endpoints works."""
+    x, y = (torch.randint(256, (nbytes,), dtype=torch.uint8) for _ in range(2))
+    got_a, got_b = finish(a.swap(x, b.rank), b.swap(y, a.rank))
+    assert torch.equal(got_a, y)
+    assert torch.equal(got_b, x)
+
+
+# -- swap -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_swap_gives_the_bytes_of_the_other(dtype: torch.dtype, in_place: bool) -> None:
+    with world(2) as (a, b):
+        for shape in [(0,), (1,), (), (3, 5), (1000,), (65_537,), (1_500_001,)]:
+            x, y = ((torch.randn(shape) * 9).to(dtype) for _ in range(2))
+            x_before, y_before = x.clone(), y.clone()
+            works = a.swap(x, 1, x if in_place else None), b.swap(y, 0, y if in_place else None)
+            got_a, got_b = finish(*works)
+            assert torch.equal(got_a, y_before)
+            assert torch.equal(got_b, x_before)
+            assert got_a.shape == x.shape
+            assert (got_a is x) == in_place
+            assert [work.bytes_sent for work in works] == [x.nbytes] * 2
+
+
+def test_the_kth_swap_meets_the_kth() -> None:
+    with world(2) as (a, b):
+        sizes = [1 << (k % 18) for k in range(40)]
+        here = [a.swap(torch.full((n,), k, dtype=torch.int16), 1) for k, n in enumerate(sizes)]
+        there = [b.swap(torch.full((n,), -k, dtype=torch.int16), 0) for k, n in enumerate(sizes)]
+        for k, (got_a, got_b) in enumerate(zip(finish(*here), finish(*there), strict=True)):
+            assert bool((got_a == -k).all())
+            assert bool((got_b == k).all())
+        assert sum(sizes) * 2 < a.bytes_sent < sum(sizes) * 2 + 40 * 32 + 100
+
+
+def test_a_mismatch_is_an_error_on_both_sides_and_the_stream_stays_whole() -> None:
+    with world(2) as (a, b):
+        for x, y in [
+            (torch.ones(10), torch.ones(11)),
+            (torch.ones(10), torch.ones(10, dtype=torch.int32)),
+            (torch.ones(2_000_000), torch.ones(0)),
+        ]:
+            works = a.swap(x, 1), b.swap(y, 0)
+            for work in works:
+                with pytest.raises(BadInput, match="same size and dtype"):
+                    finish(work)
+            both(a, b, 100_000)
+
+
+def test_what_cannot_be_swapped_is_said_at_once() -> None:
+    with world(3) as (a, b, _):
+        x = torch.ones(4, 4)
+        with pytest.raises(BadInput, match="contiguous"):
+            a.swap(x.t(), 1)
+        with pytest.raises(BadInput, match="CPU"):
+            a.swap(torch.ones(1, device="meta"), 1)
+        with pytest.raises(BadInput, match="out like x"):
+            a.swap(x, 1, torch.ones(3))
+        with pytest.raises(BadInput, match="overlaps"):
+            a.swap(x[:3], 1, x[1:])
+        with pytest.raises(BadInput, match="no peer"):
+            a.swap(x, 3)
+        with pytest.raises(BadInput, match="no peer"):
+            a.pair((0, 1))
+        with pytest.raises(BadInput, match="no candidates"):
+            a.pair(())
+        work = a.pair((1,))
+        with pytest.raises(OffbeatError, match="not done"):
+            work.result()
+        with pytest.raises(BadInput, match="already"):
+            a.pair((2,))
+        both(a, b)
+    with listen(HOST) as listener, pytest.raises(BadInput, match="too short"):
+        Peers(0, {}, listener, key=b"short")
+
+
+def test_callbacks_come_once_before_and_after_the_end() -> None:
+    with world(2) as (a, b):
+        called: list[int] = []
+        work = a.swap(torch.ones(3), 1)
+        work.on_done(lambda: called.append(1))
+        finish(work, b.swap(torch.ones(3), 0))
+    assert called == [1]
+    work.on_done(lambda: called.append(2))
+    assert called == [1, 2]
+
+
+def swap_with_all(me: Peers, size: int, start: threading.Barrier, passed: list[int]) -> None:
+    start.wait()
+    works = [me.swap(torch.full((9,), me.rank), other) for other in range(size) if other != me.rank]
+    for work, got in zip(works, finish(*works), strict=True):
+        assert got.tolist() == [work.peer] * 9
+        passed.append(work.peer)
+
+
+def test_both_dial_at_once_and_one_connection_remains() -> None:
+    for _ in range(15):
+        with world(4) as peers:
+            start, passed = threading.Barrier(4), list[int]()
+            threads = [threading.Thread(target=swap_with_all, args=(me, 4, start, passed)) for me in peers]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(passed) == 12
+            assert all(len(me.alive()) == 4 for me in peers)
+
+
+# -- pair -------------------------------------------------------------------------------------------------------------
+
+
+class Simulated:
+    """Endpoints on a simulated network: each channel keeps its order, everything else happens in any order."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.channels: dict[tuple[int, int], deque[tuple[Kind, int]]] = {}
+        self.ends = [
+            Matching(rank, self._sender(rank), patience_seconds=1.0, timeout_seconds=30.0) for rank in range(size)
+        ]
+        self.works: list[Pending[int] | None] = [None] * size
+        self.candidates: list[Ranks] = [()] * size
+        self.met: Counter[tuple[int, int]] = Counter()
+        self.stopped = 0
+
+    def _sender(self, rank: int):  # type: ignore[no-untyped-def]
+        return lambda peer, kind, number: self.channels.setdefault((rank, peer), deque()).append((kind, number))
+
+    def begin(self, rank: int) -> None:
+        others = [other for other in range(len(self.ends)) if other != rank]
+        self.candidates[rank] = tuple(self.random.sample(others, self.random.randint(1, len(others))))
+        work = self.works[rank] = Pending("search")
+        self.ends[rank].begin(work, self.candidates[rank], self.random.choice([0.0, 0.5]), self.now)
+
+    def deliver(self) -> bool:
+        ready = [channel for channel, queue in self.channels.items() if queue]
+        if ready:
+            source, target = self.random.choice(ready)
+            self.ends[target].hear(source, *self.channels[source, target].popleft(), self.now)
+        return bool(ready)
+
+    def collect(self) -> None:
+        for rank, work in enumerate(self.works):
+            if work is not None and work.done:
+                self.works[rank] = None
+                try:
+                    self.met[rank, work.result()] += 1
+                except Stopped:
+                    self.stopped += 1
+
+    def tick(self) -> None:
+        for end in self.ends:
+            if end.deadline is not None and end.deadline <= self.now:
+                assert end.tick(self.now) is None
+
+    def settle(self) -> None:
+        """Deliver everything and let every timer run out."""
+        for _ in range(50):
+            while self.deliver():
+                pass
+            self.now += 0.5
+            self.tick()
+        self.collect()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_no_two_that_look_for_each_other_are_left_waiting(slow: bool) -> None:
+    """1,500 random histories a case; `slow` lets time pass beside deliveries, so questions are retracted, too."""
+    met = stopped = 0
+    for seed in range(1500):
+        sim = Simulated(size=2 + seed % 6, seed=seed)
+        for _ in range(60):
+            rank = sim.random.randrange(len(sim.ends))
+            event = sim.random.random()
+            if event < 0.25 and sim.works[rank] is None:
+                sim.begin(rank)
+            elif event < 0.3 and (work := sim.works[rank]) is not None:
+                sim.ends[rank].stop(work, sim.now)
+            elif event < 0.4 and slow:
+                sim.now += sim.random.choice([0.1, 0.6])
+                sim.tick()
+            else:
+                sim.deliver()
+            sim.collect()
+        sim.settle()
+        for (a, b), times in sim.met.items():
+            assert sim.met[b, a] == times, f"seed {seed}: {a} met {b} {times} times, and {b} met {a} {sim.met[b, a]}"
+        looking = [rank for rank, work in enumerate(sim.works) if work is not None]
+        for a in looking:
+            for b in looking:
+                assert not (b in sim.candidates[a] and a in sim.candidates[b]), f"seed {seed}: {a} and {b} both wait"
+        met += sum(sim.met.values())
+        stopped += sim.stopped
+    assert met > 1000
+    assert stopped > 100
+
+
+def ring(rank: int, size: int) -> Ranks:
+    return ((rank + 1) % size, (rank - 1) % size)
+
+
+def complete(rank: int, size: int) -> Ranks:
+    return tuple(random.sample([other for other in range(size) if other != rank], size - 1))
+
+
+@pytest.mark.parametrize("graph", [ring, complete])
+@pytest.mark.parametrize("size", [8, 7])
+def test_every_match_is_mutual_and_everyone_is_served(graph, size: int) -> None:  # type: ignore[no-untyped-def]
+    met: Counter[tuple[int, int]] = Counter()
+    with world(size) as peers:
+        searching = {}
+        ending = threading.Event()
+        wrong: list[str] = []
+
+        def gossip(me: Peers) -> None:
+            while not ending.is_set():
+                search = searching[me.rank] = me.pair(graph(me.rank, size), after=random.choice([0.0, 0.001]))
+                if ending.is_set():
+                    search.stop()
+                if not search.wait(10):
+                    wrong.append(f"{me.rank}: {search} hangs")
+                    return
+                try:
+                    peer = search.result()
+                except Stopped:
+                    return
+                met[me.rank, peer] += 1
+                swap = me.swap(torch.tensor([me.rank, peer, met[me.rank, peer]]), peer)
+                if not swap.wait(10) or swap.result().tolist() != [peer, me.rank, met[me.rank, peer]]:
+                    wrong.append(f"{me.rank}: {swap}")
+
+        threads = [threading.Thread(target=gossip, args=(me,)) for me in peers]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.2)
+        ending.set()
+        for search in list(searching.values()):
+            search.stop()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert all(met[b, a] == times for (a, b), times in met.items())
+    partners = {rank: {b for a, b in met if a == rank} for rank in range(size)}
+    assert all(partners[rank] == set(graph(rank, size)) for rank in range(size)), partners
+
+
+def test_stop_races_with_the_question() -> None:
+    outcomes: Counter[bool] = Counter()
+    with world(2) as (a, b):
+        for k in range(300):
+            here = a.pair((1,))
+            if k % 3 == 0:
+                here.stop()
+                time.sleep(random.random() * 0.002)
+            there = b.pair((0,), after=(k % 4) * 0.001)
+            if k % 2:
+                time.sleep(random.random() * 0.0005)
+            here.stop()
+            assert here.wait(5)
+            try:
+                assert here.result() == 1
+                met = True
+            except Stopped:
+                met = False
+                there.stop()
+            assert there.wait(5)
+            if met:
+                assert there.result() == 0
+            else:
+                with pytest.raises(Stopped):
+                    there.result()
+            outcomes[met] += 1
+            here.stop()  # done: nothing happens
+    assert outcomes[True] > 10
+    assert outcomes[False] > 10
+
+
+def test_after_only_delays_our_own_questions() -> None:
+    with world(2) as (a, b):
+        here, there = a.pair((1,), after=60.0), b.pair((0,))
+        assert finish(here, there) == [1, 0]
+        here, there = a.pair((1,), after=60.0), b.pair((0,), after=0.2)
+        began = time.monotonic()
+        assert finish(here, there) == [1, 0]
+        assert time.monotonic() - began > 0.19
+
+
+def test_nobody_is_paired_with_one_it_did_not_name() -> None:
+    with world(3) as (a, b, c):
+        works = a.pair((1,)), b.pair((2,)), c.pair((0,))
+        assert not any(work.wait(0.2) for work in works)
+        works[0].stop()
+        with pytest.raises(Stopped):
+            finish(works[0])
+        assert finish(a.pair((2,)), works[2]) == [2, 0]
+
+
+# -- the dead, the stopped and the strange -----------------------------------------------------------------------------
+
+
+def doomed(rank: int, addresses: dict[int, tuple[str, int]], listener: socket.socket, how: int, forks: bool) -> None:
+    """A process that ends itself in the middle of a swap with rank 0."""
+    torch.set_num_threads(1)
+    peers = Peers(rank, addresses, listener, key=KEY)
+    work = peers.swap(torch.ones(60_000_000, dtype=torch.uint8), 0)
+    while not work.bytes_received > 3_000_000:
+        time.sleep(0.0002)
+    if forks and os.fork() == 0:  # such as a data loader's worker, which outlives its parent for a while
+        time.sleep(5)
+        os._exit(0)
+    os.kill(os.getpid(), how)
+
+
+@contextmanager
+def world_with_a_doomed(how: int, forks: bool = False, **options: float) -> Iterator[tuple[Peers, Peers]]:
+    """Ranks 0 and 1 here, and rank 2 in a process of its own."""
+    listeners = [listen(HOST) for _ in range(3)]
+    addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
+    process = get_context("fork").Process(target=doomed, args=(2, addresses, listeners[2], how, forks))
+    process.start()
+    listeners[2].close()
+    try:
+        with (
+            Peers(0, addresses, listeners[0], key=KEY, **options) as a,
+            Peers(1, addresses, listeners[1], key=KEY, **options) as b,
+        ):
+            yield a, b
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_killed_peer_is_lost_at_once_and_the_others_go_on(forks: bool) -> None:
+    with world_with_a_doomed(signal.SIGKILL, forks) as (a, b):
+        began = time.monotonic()
+        works = [a.swap(torch.zeros(60_000_000, dtype=torch.uint8), 2) for _ in range(3)]
+        both(a, b, 1_000_000)
+        for work in works:
+            assert work.wait(4)
+            with pytest.raises(LostPeer, match="rank 2"):
+                work.result()
+        assert time.monotonic() - began < 4
+        assert a.alive() == {0, 1}
+        assert finish(a.pair((2, 1)), b.pair((0,))) == [1, 0]
+        with pytest.raises(LostPeer):
+            finish(a.pair((2,)))
+        with pytest.raises(LostPeer):
+            finish(a.swap(torch.ones(1), 2))
+        both(a, b, 1_000_000)
+
+
+def test_a_stopped_peer_is_passed_over_and_in_the_end_lost() -> None:
+    with world_with_a_doomed(signal.SIGSTOP, timeout_seconds=2.0, patience_seconds=0.3) as (a, b):
+        work = a.swap(torch.zeros(60_000_000, dtype=torch.uint8), 2)
+        time.sleep(0.5)
+        for k in range(20):
+            here, there = a.pair((2, 1)), b.pair((2, 0) if k % 2 else (0,))
+            assert finish(here, there, seconds=1.5) == [1, 0]
+            both(a, b, 1_000_000)
+        assert work.wait(10)
+        with pytest.raises(LostPeer, match="no progress"):
+            work.result()
+        assert a.alive() == {0, 1}
+
+
+def test_a_peer_that_never_comes_to_the_swap_is_lost() -> None:
+    with world(3, timeout_seconds=0.5) as (a, b, c):
+        work = a.swap(torch.ones(3), 1)
+        both(a, c)
+        with pytest.raises(LostPeer, match="no progress"):
+            finish(work)
+        both(a, c)
+        with pytest.raises(LostPeer, match="hung up"):
+            finish(b.swap(torch.ones(3), 0))
+
+
+def test_an_unreachable_peer_costs_the_others_nothing() -> None:
+    """192.0.2.0/24 is set apart for documentation: nobody answers there."""
+    with listen(HOST) as gone:
+        refused = gone.getsockname()[1]
+    listeners = listen(HOST), listen(HOST)
+    addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
+    addresses |= {2: ("192.0.2.1", 9), 3: (HOST, refused)}
+    with (
+        Peers(0, addresses, listeners[0], key=KEY, timeout_seconds=1.0, patience_seconds=0.2) as a,
+        Peers(1, addresses, listeners[1], key=KEY) as b,
+    ):
+        silent = a.swap(torch.ones(1), 2)
+        assert finish(a.pair((3, 2, 1)), b.pair((0,))) == [1, 0]
+        both(a, b)
+        for work in (silent, a.swap(torch.ones(1), 3), a.pair((2, 3))):
+            with pytest.raises(LostPeer):
+                finish(work)
+        assert a.alive() == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n" * 50,
+        os.urandom(5000),
+        greet(Reply.HELLO, b"the key of another run", 1, 0),
+        greet(Reply.HELLO, KEY, 7, 0),
+        greet(Reply.HELLO, KEY, 0, 0),
+        greet(Reply.HELLO, KEY, 1, 0)[:-1],
+        greet(Reply.WELCOME, KEY, 1, 0),
+    ],
+)
+def test_a_stranger_harms_nobody(words: bytes) -> None:
+    listeners = listen(HOST), listen(HOST)
+    addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
+    with (
+        ExitStack() as stack,
+        Peers(0, addresses, listeners[0], key=KEY, timeout_seconds=0.5) as a,
+        Peers(1, addresses, listeners[1], key=KEY) as b,
+    ):
+        strangers = [stack.enter_context(socket.create_connection(addresses[0], timeout=5)) for _ in range(100)]
+        for stranger in strangers:
+            stranger.sendall(words)
+        both(a, b)
+        for stranger in strangers:
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""  # turned away, at the latest when its time is up
+        both(a, b)
+        assert a.alive() == {0, 1}
+
+
+def test_a_peer_that_talks_nonsense_is_lost() -> None:
+    listener = listen(HOST)
+    with (
+        Peers(0, {1: (HOST, 9), 2: (HOST, 9)}, listener, key=KEY) as a,
+        socket.create_connection((HOST, listener.getsockname()[1])) as peer,
+    ):
+        peer.sendall(greet(Reply.HELLO, KEY, 1, 0) + b"\xff" * 16)
+        while 1 in a.alive():
+            time.sleep(0.005)
+        assert a.alive() == {0, 2}
+
+
+def test_close_fails_what_is_under_way_and_can_be_repeated() -> None:
+    with world(3) as (a, b, c):
+        both(a, b)
+        swap, search = a.swap(torch.ones(1_000_000), 1), a.pair((2,))
+        theirs = c.pair((0,), after=60.0), b.swap(torch.ones(5), 2)
+        finish(search)
+        search = a.pair((2,))
+        began = time.monotonic()
+        a.close()
+        a.close()
+        assert time.monotonic() - began < 1
+        for work in (swap, search):
+            assert work.done
+            with pytest.raises(Closed):
+                work.result()
+        with pytest.raises(Closed):
+            a.swap(torch.ones(1), 1)
+        with pytest.raises(LostPeer):
+            finish(b.swap(torch.ones(1), 0))
+        assert finish(theirs[0]) == [0]
+        finish(c.swap(torch.ones(5), 1), theirs[1])
+
+
+def test_a_last_swap_arrives_though_the_sender_closes_at_once() -> None:
+    for _ in range(10):
+        with world(2) as (a, b):
+            x = torch.randn(500_000)
+            here, there = a.swap(x, 1), b.swap(x, 0)
+            b.pair((0,))  # unread frames at a's end must not cut off what a has sent
+            finish(here)
+            a.close()
+            assert torch.equal(*finish(there), x)

@@ -116,7 +116,9 @@ class Attachment:
         self.comm.run(self.strategy.finish())
 
     def detach(self) -> None:
+        """Leave the model and the optimizer as ordinary ones."""
         self._hook.remove()
+        self.replica.release()
         if self._gradients is not None:
             self._gradients.detach()
 

@@ -62,7 +62,7 @@ def connect(
     listener = listen() if strategy.meets_peers else None
     here = {
         "host": os.environ.get("GROUP_RANK", "") + socket.gethostname(),
-        "address": [_own_address(), listener.getsockname()[1]] if listener is not None else None,
+        "address": [own_address(), listener.getsockname()[1]] if listener is not None else None,
         "key": secrets.token_hex(16),
     }
     everyone = gather_json(here, control)
@@ -110,10 +110,10 @@ def _gradient_backend(device: torch.device, layout: Layout) -> str:
 def _group(ranks: Ranks, backend: str, timeout_seconds: float) -> dist.ProcessGroup:
     """All ranks of the run call this, members or not, in the same order."""
     group: dist.ProcessGroup = dist.new_group(list(ranks), backend=backend, timeout=timedelta(seconds=timeout_seconds))
-    return group  # noqa: RET504
+    return group
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """The address under which the others reach this host: that of the interface towards the first rank."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing; picks the route

@@ -57,6 +57,8 @@ class Gradients:
         self._counted.wait()
         if self._training == 0:
             return False
+        self._first_bucket_at = self._last_bucket_at = self._comm.now()
+        self._nbytes = sum(bucket.buffer().nbytes for bucket in buckets)
         works = [dist.all_reduce(bucket.buffer(), group=self._group, async_op=True) for bucket in buckets]
         for bucket, work in zip(buckets, works, strict=True):
             assert work is not None

@@ -39,6 +39,7 @@ class Replica:
 
     flats: tuple[Tensor, ...]
     slots: tuple[Slot, ...] = ()
+    tensors: tuple[Tensor, ...] = ()  # the model's own, one per slot
 
     @property
     def nbytes(self) -> int:
@@ -47,6 +48,11 @@ class Replica:
     def like(self) -> tuple[Tensor, ...]:
         """Fresh zeroed buffers of the same sizes, for what a strategy keeps beside x."""
         return tuple(torch.zeros_like(flat) for flat in self.flats)
+
+    def release(self) -> None:
+        """Give the model's tensors memory of their own again, so that it can be copied and saved like any other."""
+        for tensor in self.tensors:
+            tensor.data = tensor.data.clone()
 
 
 def flatten(model: nn.Module, *, buffers: bool = True) -> Replica:
@@ -76,7 +82,7 @@ def flatten(model: nn.Module, *, buffers: bool = True) -> Replica:
             view = slot.view(flats[slot.flat])
             view.copy_(tensor)
             tensor.data = view
-    return Replica(flats, tuple(slots))
+    return Replica(flats, tuple(slots), tuple(tensor for _, tensor in tensors))
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -159,6 +159,8 @@ class Link:
             budget -= received
             self.bytes_received += received
             self._take(received, now)
+            if received < into.nbytes:
+                break  # the socket is empty; to chase the next few bytes would only keep us from sending
         return True
 
     def _space(self, budget: int) -> memoryview:

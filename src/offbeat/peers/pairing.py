@@ -122,12 +122,14 @@ class Matching:
         elif kind is Kind.YES and _is(self._asking, peer, number):
             self._send(peer, Kind.CONFIRM, number)
             self._paired(peer)
+        elif kind is Kind.YES:  # to a question that we retracted, or dropped for one of theirs: they must not wait
+            self._send(peer, Kind.RETRACT, number)
         elif kind is Kind.NO and _is(self._asking, peer, number):
             self._asking = None
         elif kind is Kind.WAIT and self._asking is not None and _is(self._asking, peer, number):
             self._asking.heard = True
             self._asking.until_seconds = now + self._patience_seconds
-        # Any other YES, NO or WAIT answers a question that was retracted meanwhile; the peer knows by now.
+        # Any other NO or WAIT answers a question that is void by now.
         self._go_on(now)
 
     def _asked(self, peer: int, number: int, now: float) -> None:

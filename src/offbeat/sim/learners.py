@@ -78,7 +78,9 @@ class OneByOne:
             self._optimizers[rank].step()
 
     def mean_model(self) -> nn.Module:
-        return mean_model(self._models[0], self.replicas)
+        mean_model_(self.replicas[0], self.replicas)
+        self.replicas[0].release()
+        return self._models[0]
 
 
 class NoModel:
@@ -108,11 +110,10 @@ def initial_model(task: Task, seed: int) -> nn.Module:
     return task.model()
 
 
-def mean_model(model: nn.Module, replicas: Sequence[Replica]) -> nn.Module:
-    """Write the mean of all replicas into `model`, whose tensors are views of the first's."""
-    for flats in zip(*(replica.flats for replica in replicas), strict=True):
+def mean_model_(target: Replica, replicas: Sequence[Replica]) -> None:
+    """Write the mean of all replicas into `target`."""
+    for mean, *flats in zip(target.flats, *(replica.flats for replica in replicas), strict=True):
         total: Tensor = flats[0].double()
         for flat in flats[1:]:
             total += flat
-        flats[0].copy_(total / len(flats))
-    return model
+        mean.copy_(total / len(flats))

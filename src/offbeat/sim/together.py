@@ -18,7 +18,7 @@ from ..layout import Ranks
 from ..replica import Replica, Slot, flatten, trainable
 from ..train.shards import Shard
 from ..train.task import Task
-from .learners import Learners, OneByOne, initial_model, mean_model
+from .learners import Learners, OneByOne, initial_model, mean_model_
 
 ELEMENT_WISE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
 TOLERANCE = 1e-4  # relative, of the trial against stepping one by one
@@ -64,7 +64,7 @@ class Together:
         self._task, self._shards = task, shards
         self._workers = len(shards)
         self._model = initial_model(task, seed)
-        base = flatten(self._model)
+        self._base = base = flatten(self._model)
         rows = [flat.repeat(self._workers, 1) for flat in base.flats]
         self.replicas = [Replica(tuple(row[rank] for row in rows), base.slots) for rank in range(self._workers)]
         self._stacked = {slot.name: nn.Parameter(_stacked(slot, rows[slot.flat])) for slot in base.slots}
@@ -182,11 +182,8 @@ class Together:
                         whole[key][some] = value
 
     def mean_model(self) -> nn.Module:
-        base = Replica(tuple(row.clone() for row in self.replicas[0].flats), self.replicas[0].slots)
-        mean_model(self._model, [base, *self.replicas[1:]])
-        with torch.no_grad():
-            for slot in base.slots:
-                self._model.get_parameter(slot.name).copy_(slot.view(base.flats[slot.flat]))
+        mean_model_(self._base, self.replicas)
+        self._base.release()
         return self._model
 
 

@@ -1,0 +1,195 @@
+"""The command line: flags, one sentence for bad input, exit status 2."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .errors import BadInput, OffbeatError
+from .options import options_of, type_of
+from .strategies import STRATEGIES, make_strategy
+
+BAD_INPUT, FAILURE = 2, 1
+
+Command = Callable[..., None]
+
+
+def main() -> None:
+    """Run the command line; never ends in a traceback for what the user can mend."""
+    # Workers must end at once, also while they wait inside torch, where no Python handler would run.
+    if "RANK" in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        status = cli.main(standalone_mode=False, prog_name="offbeat")
+    except click.exceptions.Exit as error:
+        status = error.exit_code
+    except click.ClickException as error:
+        status = complain(" ".join(error.format_message().split()), BAD_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        status = 128 + signal.SIGINT
+    except OffbeatError as error:
+        status = end_badly(error)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def end_badly(error: OffbeatError) -> int:
+    """Say what is wrong, once: a worker leaves that to its launcher, and goes without waiting for anybody."""
+    status = BAD_INPUT if isinstance(error, BadInput) else FAILURE
+    if "RANK" not in os.environ:
+        return complain(str(error), status)
+    from .train.launch import LAUNCHED_HERE, tell_launcher
+
+    tell_launcher(error)
+    if os.environ.get(LAUNCHED_HERE) is None:
+        complain(str(error), status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def complain(sentence: str, status: int) -> int:
+    print(f"offbeat: {sentence}", file=sys.stderr)
+    return status
+
+
+def strategy_flags(command: Command) -> Command:
+    """A flag for every option of every strategy, made from the strategies' own fields."""
+    owners: dict[str, list[type]] = {}
+    for cls in STRATEGIES.values():
+        for name in options_of(cls):
+            owners.setdefault(name, []).append(cls)
+    for name, classes in reversed(owners.items()):
+        kind, optional = type_of(classes[0], name)
+        field = options_of(classes[0])[name]
+        users = "; ".join(f"{cls.name}, default {options_of(cls)[name].default}" for cls in classes)  # type: ignore[attr-defined]
+        metavar = "|".join(field.metadata["one_of"]) or {int: "N", float: "X"}.get(kind, "TEXT") + "|none" * optional
+        command = click.option(
+            f"--{name.replace('_', '-')}", name, metavar=metavar, help=f"{field.metadata['help']} [{users}]"
+        )(command)
+    return command
+
+
+def job_flags(command: Command) -> Command:
+    """What `train` and `simulate` have in common."""
+    flags = [
+        click.option("--task", default="digits", show_default=True, metavar="NAME|FILE.py:FUNCTION",
+                     help="digits, mnist, fashion-mnist, cifar10, text, synthetic, or a function of yours that returns a Task"),
+        click.option("--model", metavar="NAME", help="mlp, cnn, cnn3m, resnet8/18/20/50, vgg11/16, gpt [the task's own]"),
+        click.option("--data", type=click.Path(path_type=Path), help="where the task's files are"),
+        click.option("--learning-rate", type=float, help="[the task's own]"),
+        click.option("--strategy", default="lasgd", show_default=True, metavar="NAME[:OPTION=VALUE,...]",
+                     help=f"{', '.join(STRATEGIES)}; options as flags below, or as in lasgd:every=8,delay=2"),
+        click.option("--workers", type=int, help="[4]"),
+        click.option("--nodes", type=int, help="that the workers are spread over [one for every two workers]"),
+        click.option("--epochs", type=int, help="[the task's own]"),
+        click.option("--steps", type=int, help="per worker, instead of epochs"),
+        click.option("--batch", type=int, help="samples per worker and step [the task's own]"),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+                     help="for model.safetensors, metrics.jsonl, trace.json (for Perfetto), summary.png, result.json"),
+        click.option("--json", "json_file", metavar="FILE", help="for the result; - for standard output, alone there"),
+        click.option("--quiet", is_flag=True, help="no progress, no table"),
+    ]  # fmt: skip
+    command = strategy_flags(command)
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def make_job(given: Mapping[str, Any]) -> Any:
+    """A Job from the flags that `job_flags` made."""
+    from .train.job import Job
+
+    option_names = {name for cls in STRATEGIES.values() for name in options_of(cls)}
+    options = {name: given[name] for name in option_names if given[name] is not None}
+    rest = {k: v for k, v in given.items() if k not in option_names and v is not None}
+    json_file = rest.pop("json_file", None)
+    strategy = make_strategy(rest.pop("strategy"), options)
+    return Job(strategy=strategy, json=Path(json_file) if json_file not in (None, "-") else json_file, **rest)
+
+
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(package_name="offbeat")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Train one PyTorch model on many workers that do not wait for each other.
+
+    Without a command: train.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(train)
+
+
+@cli.command(short_help="Train for real, on local workers or under torchrun.")
+@job_flags
+@click.option("--device", metavar="cpu|cuda", help="[cuda where there is one]")
+@click.option("--port", type=int, help="on which the local workers meet [any that is free]")
+def train(device: str | None = None, port: int | None = None, **given: Any) -> None:
+    """Train for real: starts local workers, or is one of them under `torchrun ... -m offbeat train`.
+
+    \b
+    offbeat train                                        4 workers, 2 nodes, lasgd, handwritten digits
+    offbeat train --strategy ddp --workers 2             the baseline
+    offbeat train --task fashion-mnist --out runs/one    pictures and a trace under runs/one
+    offbeat train --task my_task.py:task                 your own model and data
+    """
+    from .train.command import train as run
+
+    run(make_job(given), given, device, port)
+
+
+@cli.command(short_help="Train in virtual time, on as many workers as you like.")
+@job_flags
+@click.option(
+    "--step-seconds",
+    default="0.1",
+    show_default=True,
+    metavar="X|measured",
+    help="compute time of a step; measured: on this machine, now (no longer the same bits every time)",
+)
+@click.option(
+    "--link", default="1gbit", show_default=True, help="bandwidth of each node, both ways at once: 100mbit, 10gbit"
+)
+@click.option(
+    "--latency", type=float, default=100e-6, show_default=True, help="of the link between nodes, in seconds, one way"
+)
+@click.option("--local-link", default="80gbit", show_default=True, help="bandwidth of each worker inside its node")
+@click.option("--local-latency", type=float, default=5e-6, show_default=True, help="inside a node, in seconds, one way")
+@click.option(
+    "--straggler", multiple=True, metavar="RANK:FACTOR", help="that rank's steps take FACTOR times longer; repeatable"
+)
+@click.option(
+    "--jitter", type=float, default=0.0, show_default=True, help="standard deviation of step times, relative; seeded"
+)
+@click.option("--timing-only", is_flag=True, help="no model is trained: only the clock runs")
+@click.option("--model-bytes", type=int, help="of parameters on the wire, with --timing-only [the model's own]")
+def simulate(**given: Any) -> None:
+    """Train in virtual time: the same strategies and real gradients, on a simulated cluster.
+
+    \b
+    offbeat simulate --workers 64 --nodes 64 --link 100mbit --strategy gossip
+    offbeat simulate --straggler 0:2 --jitter 0.1 --strategy local_sgd --every 16
+    offbeat simulate --timing-only --workers 4096 --nodes 4096 --steps 100 --strategy gossip
+    """  # fmt: skip
+    from .sim.command import simulate as run
+
+    names = (
+        "step_seconds",
+        "link",
+        "latency",
+        "local_link",
+        "local_latency",
+        "straggler",
+        "jitter",
+        "timing_only",
+        "model_bytes",
+    )
+    hardware = {name: given.pop(name) for name in names}
+    run(make_job(given), **hardware)

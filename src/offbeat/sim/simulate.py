@@ -1,0 +1,74 @@
+"""`offbeat simulate`: the same job as `train`, in virtual time."""
+
+import statistics
+import time
+from contextlib import ExitStack
+
+import torch
+
+from ..errors import BadInput
+from ..replica import flatten
+from ..report.metrics import MetricsFile
+from ..report.progress import Progress
+from ..report.status import Result, Status
+from ..train.ending import finish_run, fresh_metrics
+from ..train.job import Job
+from .cluster import Cluster
+from .learners import Learners, NoModel, OneByOne, initial_model
+from .run import run
+from .together import make_learners
+
+
+def simulate(job: Job, cluster: Cluster, *, timing_only: bool = False, model_bytes: int | None = None) -> Result:
+    """Train in virtual time, or only time it: then `model_bytes` travel, by default as many as the model has."""
+    task, workers = job.load_task(), cluster.layout.workers
+    history: list[Status] = []
+    learners: Learners
+    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        title = f"{job.strategy.name} on {task.name}, virtual time"
+        progress = stack.enter_context(Progress(title, world="virtual", quiet=job.quiet))
+        metrics = stack.enter_context(MetricsFile(fresh_metrics(job.out))) if job.out is not None else None
+        if timing_only:
+            learners = NoModel(workers)
+            model_bytes = flatten(initial_model(task, job.seed)).nbytes if model_bytes is None else model_bytes
+        if timing_only and job.steps is not None:
+            steps = [job.steps] * workers
+        else:
+            shards = [job.shard(task, rank, workers) for rank in range(workers)]
+            steps = [job.steps_of(task, shard) for shard in shards]
+        if not timing_only:
+            if model_bytes is not None:
+                raise BadInput("--model-bytes goes with --timing-only: otherwise the model's own bytes travel")
+            learners = make_learners(task, shards, job.seed)
+
+        def watch(status: Status) -> None:
+            history.append(status)
+            progress.update([status])
+            if metrics is not None:
+                metrics.write(status)
+
+        done = run(job.strategy, cluster, learners, steps, seed=job.seed, nbytes=model_bytes, watch=watch)
+    return finish_run(
+        job,
+        task,
+        None if timing_only else learners.mean_model(),
+        cluster.layout,
+        last=done.statuses,
+        history=history,
+        events=(event for trace in done.traces for event in trace.events),
+        world="virtual",
+    )
+
+
+def measured_step_seconds(job: Job, steps: int = 12) -> float:
+    """The median time of one step of one worker on this machine, alone."""
+    task = job.load_task()
+    seconds = []
+    with torch.random.fork_rng(devices=[]):
+        learner = OneByOne(task, [job.shard(task, 0, 1)], job.seed)
+        for step in range(steps):
+            start = time.perf_counter()
+            learner.begin(0, step, alone=True)
+            learner.end(0)
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])  # the first warm up

@@ -1,0 +1,58 @@
+"""Job: what to train and how, the same for `train` and `simulate`."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import BadInput
+from ..layout import Layout
+from ..strategy import Strategy
+from .shards import Shard
+from .task import Task
+from .tasks import load_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    strategy: Strategy
+    task: str = "digits"
+    model: str | None = None  # None: the task's own, here and below
+    data: Path | None = None
+    learning_rate: float | None = None
+    workers: int = 4
+    nodes: int | None = None  # None: two workers a node
+    epochs: int | None = None
+    steps: int | None = None  # per worker, instead of epochs
+    batch: int | None = None
+    seed: int = 0
+    out: Path | None = None
+    json: Path | Literal["-"] | None = None
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "nodes", "epochs", "steps", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"--{name} {value} does not fit: it must be at least 1")
+        if self.seed < 0:
+            raise BadInput(f"--seed {self.seed} does not fit: it must be at least 0")
+        if self.epochs is not None and self.steps is not None:
+            raise BadInput(f"--epochs {self.epochs} and --steps {self.steps} contradict each other: give one of them")
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise BadInput(f"--out {self.out} is a file: give the name of a folder")
+        _ = self.layout
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.even(self.workers, math.ceil(self.workers / 2) if self.nodes is None else self.nodes)
+
+    def load_task(self) -> Task:
+        return load_task(self.task, data=self.data, model=self.model, learning_rate=self.learning_rate, seed=self.seed)
+
+    def shard(self, task: Task, rank: int, workers: int) -> Shard:
+        batch = self.batch or task.batch
+        return Shard(samples=len(task.train), rank=rank, workers=workers, batch=batch, seed=self.seed)
+
+    def steps_of(self, task: Task, shard: Shard) -> int:
+        return self.steps or shard.steps_per_epoch * (self.epochs or task.epochs)

@@ -1,0 +1,133 @@
+"""One worker of a real run: the training loop, around which nothing is special but `attach`."""
+
+import os
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..attach import Attachment, attach
+from ..connect import ENVIRONMENT, join_process_group
+from ..errors import BadInput, OffbeatError
+from ..gather import gather_json
+from ..layout import Layout
+from ..report.meter import Meter
+from ..report.metrics import MetricsFile
+from ..report.progress import Progress
+from ..report.status import Status
+from ..trace import Event
+from .board import Board
+from .ending import finish_run, fresh_metrics
+from .job import Job
+from .task import Task
+
+STATUS_SECONDS = 0.2  # between two statuses of a worker, or
+STATUSES = 50  # in a run too short for that
+EVENTS = 200_000  # of all workers, in trace.json
+TIMEOUT_SECONDS = 300.0
+
+
+def is_worker() -> bool:
+    """Whether a launcher, ours or torchrun, started this process as one of several."""
+    return all(name in os.environ for name in ENVIRONMENT)
+
+
+def work(job: Job, layout: Layout | None, device: torch.device) -> None:
+    """Train to the end as the rank that the environment names; rank 0 shows, evaluates and writes."""
+    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with blaming_own_task(job.task, rank):
+        task = job.load_task()
+        steps = job.steps_of(task, job.shard(task, rank, workers))
+        join_process_group(device, TIMEOUT_SECONDS)
+        history: list[Status] = []
+        with watched(job, task, rank, workers, history) as board:
+            torch.manual_seed(job.seed)
+            model = task.model().to(device)
+            optimizer = task.optimizer(model.parameters())
+            with attach(model, optimizer, job.strategy, layout=layout, seed=job.seed) as run:
+                meter = Meter(rank, steps, run.trace, run.strategy)
+                train(job, task, model, optimizer, run, meter, board, steps)
+            last = meter.status(run.comm.now())
+            board.post(last)
+        events = list(run.trace.events)[-EVENTS // workers :] if job.out is not None else []
+        endings = gather_json({"status": last.as_dict(), "events": [event.as_dict() for event in events]})
+        if rank == 0:
+            finish_run(
+                job,
+                task,
+                model,
+                run.layout,
+                last=[Status.from_dict(ending["status"]) for ending in endings],
+                history=history,
+                events=[Event.from_dict(event) for ending in endings for event in ending["events"]],
+                world="real",
+            )
+        dist.destroy_process_group()
+
+
+def train(
+    job: Job,
+    task: Task,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run: Attachment,
+    meter: Meter,
+    board: Board,
+    steps: int,
+) -> None:
+    shard = job.shard(task, run.rank, run.layout.workers)
+    device = next(model.parameters()).device
+    post_every, posted_at = max(1, steps // STATUSES), 0.0
+    for step in range(steps):
+        inputs, targets = task.train.batch(shard.indices(step))
+        optimizer.zero_grad()
+        loss = task.loss(model(inputs.to(device)), targets.to(device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        now = run.comm.now()
+        meter.step(loss.detach(), now)
+        if now - posted_at > STATUS_SECONDS or (step + 1) % post_every == 0:
+            board.post(meter.status(now))
+            posted_at = now
+
+
+@contextmanager
+def watched(job: Job, task: Task, rank: int, workers: int, history: list[Status]) -> Iterator[Board]:
+    """A board; on rank 0 what is posted there goes to `history`, the display and metrics.jsonl."""
+    with ExitStack() as stack:
+        title = f"{job.strategy.name} on {task.name}"
+        progress = stack.enter_context(Progress(title, quiet=job.quiet or rank > 0))
+        metrics = None
+        if job.out is not None and rank == 0:
+            metrics = stack.enter_context(MetricsFile(fresh_metrics(job.out)))
+
+        def show(statuses: Iterable[Status]) -> None:
+            statuses = list(statuses)
+            history.extend(statuses)
+            progress.update(statuses)
+            if metrics is not None:
+                for status in statuses:
+                    metrics.write(status)
+
+        yield stack.enter_context(Board(rank, workers, show))
+
+
+@contextmanager
+def blaming_own_task(name: str, rank: int) -> Iterator[None]:
+    """What goes wrong inside the user's own task is the user's to mend: say where, in one sentence."""
+    try:
+        yield
+    except OffbeatError:
+        raise
+    except Exception as error:
+        file, _, _ = name.rpartition(":")
+        if not file:
+            raise
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(file).resolve()]
+        where = f"line {frames[-1].lineno} of {file}" if frames else file
+        story = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadInput(f"task {name} failed on rank {rank}: {where} raised {story}") from error

@@ -1,0 +1,28 @@
+"""All tests: one torch thread (two cores are shared), and nothing left behind."""
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No child process and no thread of ours outlives its test."""
+    yield
+    children = multiprocessing.active_children()
+    for child in children:
+        child.kill()
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("offbeat") and t.is_alive()]
+    assert not children, f"left running: {children}"
+    assert not threads, f"left running: {threads}"
