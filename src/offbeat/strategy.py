@@ -55,14 +55,14 @@ class Strategy:
         while (yield from self.average_exactly(training=False)):
             pass
 
-    def average_exactly(self, *, training: bool) -> Generator[Work[Any], Any, bool]:
+    def average_exactly(self, *, training: bool) -> Generator[Work[Any], Any, Any]:
         """A blocking average of x over all ranks; tells whether some rank still trains."""
         everyone = self.comm.alive()
         works = [self.comm.average(flat, everyone, out=flat) for flat in self.replica.flats]
         flag = self.comm.average(training_flag(training), everyone)
         for work in works:
             yield work
-        return bool((yield flag) > 0)
+        return (yield flag).item() > 0
 
     def report(self) -> dict[str, float]:
         """What it did so far: `averages` (or exchanges), `delay` in steps where it merges late."""
@@ -77,6 +77,9 @@ class Strategy:
             raise ValueError(f"{self.name} keeps no state, but was given {sorted(state)}")
 
 
+_FLAGS = {training: torch.tensor(float(training), dtype=torch.float64) for training in (False, True)}
+
+
 def training_flag(training: bool) -> torch.Tensor:
     """A message of one number; its average is above zero while any rank still trains."""
-    return torch.tensor(float(training), dtype=torch.float64)
+    return _FLAGS[training]

@@ -137,8 +137,9 @@ class Collective:
         if not self._seen:
             self._seen = True
             self.wait()  # done, so at once; tells what went wrong, and orders CUDA streams
-            seconds = self._comm.now() - self._since
-            self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self._ranks)
+            if self._buffer.ndim > 0:  # a number on its own is a control message
+                seconds = self._comm.now() - self._since
+                self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self._ranks)
         if self._error is not None:
             raise self._error
         return self._buffer

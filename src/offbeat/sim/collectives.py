@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -49,9 +50,14 @@ class Collectives:
         return work
 
     def _begin(self, round: Round, ranks: Ranks) -> None:
-        nbytes = self.nbytes(round.arrived[ranks[0]][0])
+        first = round.arrived[ranks[0]][0]
+        nbytes = self.nbytes(first)
         if round.kind == "average":
-            self._network.all_reduce(ranks, nbytes, lambda: self._end(round, ranks, ring_bytes(nbytes, len(ranks))))
+            end = partial(self._end, round, ranks, ring_bytes(nbytes, len(ranks)))
+            if first.ndim == 0:  # all latency: it takes no share of a link that anybody would notice
+                self._clock.after(self._network.all_reduce_seconds(ranks, nbytes), end)
+            else:
+                self._network.all_reduce(ranks, nbytes, end)
         else:
             self._network.broadcast(round.source, ranks, nbytes, lambda: self._end(round, ranks, nbytes))
 
@@ -67,7 +73,8 @@ class Collectives:
         for rank in ranks:
             buffer, work, since = round.arrived[rank]
             share = sent if round.kind == "average" or (rank == round.source and len(ranks) > 1) else 0
-            self._traces[rank].add("communicate", round.kind, since, self._clock.now - since, share, ranks)
+            if buffer.ndim > 0:
+                self._traces[rank].add("communicate", round.kind, since, self._clock.now - since, share, ranks)
             work.complete(buffer)
 
     def nbytes(self, x: Tensor) -> int:

@@ -1,12 +1,12 @@
 """Together: the steps of many simulated workers as one batched computation.
 
-The workers' parameters are the rows of one tensor. Forward is mapped over the rows with `torch.func.vmap`, backward is
-ordinary, and the optimizer, being element-wise, runs on the rows as they are.
+The workers' parameters are the rows of one tensor, [workers, elements]. Forward is mapped over the rows with
+`torch.func.vmap`, backward is ordinary, and the optimizer, being element-wise, runs on the rows as they are.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..layout import Ranks
-from ..replica import Replica, Slot, flatten, trainable
+from ..replica import Replica, flatten
 from ..train.shards import Shard
 from ..train.task import Task
 from .learners import Learners, OneByOne, initial_model, mean_model_
@@ -65,13 +65,14 @@ class Together:
         self._workers = len(shards)
         self._model = initial_model(task, seed)
         self._base = base = flatten(self._model)
-        rows = [flat.repeat(self._workers, 1) for flat in base.flats]
-        self.replicas = [Replica(tuple(row[rank] for row in rows), base.slots) for rank in range(self._workers)]
-        self._stacked = {slot.name: nn.Parameter(_stacked(slot, rows[slot.flat])) for slot in base.slots}
-        order = [name for name, _ in trainable(self._model)]
-        self._names = order
-        self._optimizer = task.optimizer([self._stacked[name] for name in order])
-        self._gradients: dict[str, Tensor] = {}
+        if len(base.flats) > 1 or any(slot.stride != _contiguous(slot.shape) for slot in base.slots):
+            raise ValueError("rows need parameters of one dtype, each contiguous")
+        self._rows = nn.Parameter(base.flats[0].repeat(self._workers, 1))
+        self.replicas = [Replica((row,), base.slots) for row in self._rows.detach()]
+        ends = [*(slot.offset for slot in base.slots[1:]), self._rows.shape[1]]
+        self._widths = [end - slot.offset for slot, end in zip(base.slots, ends, strict=True)]
+        self._optimizer = task.optimizer([self._rows])
+        self._gradients: Tensor | None = None  # of workers that wait for the gradients of others
         self._steps_done = [0] * self._workers
         self._under_way: dict[int, tuple[int, bool]] = {}
         self._losses = [math.nan] * self._workers
@@ -91,102 +92,94 @@ class Together:
                 self._learn(batch)
         return self._losses[rank]
 
-    def _learn(self, batch: Sequence[tuple[int, Tensor, bool]]) -> None:
-        ranks = [rank for rank, _, _ in batch]
-        inputs, targets = self._task.train.batch(torch.stack([indices for _, indices, _ in batch]))
-        parameters = self._rows(ranks)
-        losses = vmap(self._loss)(parameters, inputs, targets)
-        gradients = dict(zip(parameters, torch.autograd.grad(losses.sum(), list(parameters.values())), strict=True))
-        for rank, loss in zip(ranks, losses.tolist(), strict=True):
-            self._losses[rank] = loss
-        alone = [position for position, (_, _, is_alone) in enumerate(batch) if is_alone]
-        if len(alone) == len(batch):
-            self._step(ranks, gradients)
-        else:
-            self._keep(ranks, gradients)
-            if alone:
-                some = torch.tensor(alone)
-                self._step([ranks[i] for i in alone], {name: g[some] for name, g in gradients.items()})
-
-    def _loss(self, parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return self._task.loss(functional_call(self._model, dict(parameters), (inputs,)), targets)
-
-    def _rows(self, ranks: Sequence[int]) -> dict[str, nn.Parameter]:
-        """The parameters of some workers: all of them as they lie, fewer as a copy."""
-        if len(ranks) == self._workers:
-            return {name: self._stacked[name] for name in self._names}
-        some = torch.tensor(ranks)
-        return {name: nn.Parameter(self._stacked[name].detach()[some]) for name in self._names}
-
-    def _keep(self, ranks: Sequence[int], gradients: Mapping[str, Tensor]) -> None:
-        some = torch.tensor(ranks)
-        for name, gradient in gradients.items():
-            if name not in self._gradients:
-                self._gradients[name] = torch.zeros_like(self._stacked[name])
-            self._gradients[name][some] = gradient
-
     def apply(self, ranks: Ranks, sources: Ranks) -> None:
-        some = torch.tensor(sources)
-        mean = {name: gradient[some].mean(0) for name, gradient in self._gradients.items()}
-        self._step(ranks, {name: g.expand(len(ranks), *g.shape) for name, g in mean.items()})
-
-    def _step(self, ranks: Sequence[int], gradients: Mapping[str, Tensor]) -> None:
-        """One optimizer step of `ranks`; those that have done equally many steps go together."""
-        by_count: dict[int, list[int]] = defaultdict(list)
-        for position, rank in enumerate(ranks):
-            by_count[self._steps_done[rank]].append(position)
-            self._steps_done[rank] += 1
-        for count, positions in by_count.items():
-            if len(positions) == self._workers:
-                self._step_all(count, gradients)
-            else:
-                chosen = torch.tensor(positions)
-                members = [ranks[i] for i in positions]
-                self._step_some(members, count, {name: g[chosen] for name, g in gradients.items()})
-
-    def _step_all(self, count: int, gradients: Mapping[str, Tensor]) -> None:
-        for name in self._names:
-            parameter = self._stacked[name]
-            parameter.grad = gradients[name]
-            state = self._optimizer.state[parameter]
-            if "step" in state:
-                state["step"] = torch.tensor(float(count))
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def _step_some(self, ranks: Sequence[int], count: int, gradients: Mapping[str, Tensor]) -> None:
-        some = torch.tensor(ranks)
-        parameters = self._rows(ranks)
-        optimizer = self._task.optimizer([parameters[name] for name in self._names])
-        for name in self._names:
-            parameters[name].grad = gradients[name]
-            whole = self._optimizer.state[self._stacked[name]]
-            if count > 0:
-                optimizer.state[parameters[name]] = {
-                    key: torch.tensor(float(count)) if key == "step" else value[some]
-                    for key, value in whole.items()
-                    if value is not None
-                }
-        optimizer.step()
-        with torch.no_grad():
-            for name in self._names:
-                stacked = self._stacked[name]
-                stacked[some] = parameters[name].detach()
-                whole = self._optimizer.state[stacked]
-                for key, value in optimizer.state[parameters[name]].items():
-                    if key == "step":
-                        whole[key] = value
-                    elif value is not None:
-                        if key not in whole:
-                            whole[key] = torch.zeros_like(stacked)
-                        whole[key][some] = value
+        assert self._gradients is not None, "no worker of the group has computed a gradient"
+        mean = self._gradients[torch.tensor(sources)].mean(0)
+        self._step(ranks, mean.expand(len(ranks), -1))
 
     def mean_model(self) -> nn.Module:
         mean_model_(self._base, self.replicas)
         self._base.release()
         return self._model
 
+    def _learn(self, batch: Sequence[tuple[int, Tensor, bool]]) -> None:
+        """The gradients of some workers; of those alone, the step too."""
+        ranks = [rank for rank, _, _ in batch]
+        inputs, targets = self._task.train.batch(torch.stack([indices for _, indices, _ in batch]))
+        rows = self._rows if len(ranks) == self._workers else self._rows.detach()[torch.tensor(ranks)].requires_grad_()
+        losses = vmap(self._loss)(self._named(rows), inputs, targets)
+        (gradients,) = torch.autograd.grad(losses.sum(), rows)
+        for rank, loss in zip(ranks, losses.tolist(), strict=True):
+            self._losses[rank] = loss
+        alone = [position for position, (_, _, is_alone) in enumerate(batch) if is_alone]
+        if len(alone) == len(batch):
+            self._step(ranks, gradients)
+            return
+        if self._gradients is None:
+            self._gradients = torch.zeros_like(self._rows)
+        self._gradients[torch.tensor(ranks)] = gradients
+        if alone:
+            self._step([ranks[position] for position in alone], gradients[torch.tensor(alone)])
 
-def _stacked(slot: Slot, rows: Tensor) -> Tensor:
-    """The tensor of all workers, [workers, *shape], as a view of their rows."""
-    return rows.as_strided((len(rows), *slot.shape), (rows.stride(0), *slot.stride), slot.offset)
+    def _named(self, rows: Tensor) -> dict[str, Tensor]:
+        """The parameters that lie in some rows, by name, [rows, *shape]."""
+        parts = zip(self._base.slots, torch.split(rows, self._widths, dim=1), strict=True)
+        return {slot.name: part[:, : math.prod(slot.shape)].view(-1, *slot.shape) for slot, part in parts}
+
+    def _loss(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        return self._task.loss(functional_call(self._model, parameters, (inputs,)), targets)
+
+    def _step(self, ranks: Sequence[int], gradients: Tensor) -> None:
+        """One optimizer step of `ranks`. Where it depends on the number of steps done, equal numbers go together."""
+        by_count: dict[int, list[int]] = defaultdict(list)
+        counts_matter = type(self._optimizer) is not SGD or any(g["dampening"] for g in self._optimizer.param_groups)
+        for position, rank in enumerate(ranks):
+            by_count[self._steps_done[rank] if counts_matter else 0].append(position)
+            self._steps_done[rank] += 1
+        for count, positions in by_count.items():
+            if len(positions) == self._workers:
+                self._step_all(count, gradients)
+            elif len(positions) == len(ranks):
+                self._step_some(torch.tensor(ranks), count, gradients)
+            else:
+                chosen = torch.tensor(positions)
+                self._step_some(torch.tensor(ranks)[chosen], count, gradients[chosen])
+
+    def _step_all(self, count: int, gradients: Tensor) -> None:
+        state = self._optimizer.state[self._rows]
+        if "step" in state:
+            state["step"] = torch.tensor(float(count))
+        self._rows.grad = gradients
+        self._optimizer.step()
+        self._rows.grad = None
+
+    def _step_some(self, ranks: Tensor, count: int, gradients: Tensor) -> None:
+        """The same on a copy of some rows and of their part of the optimizer's state, written back then."""
+        whole = self._optimizer.state[self._rows]
+        rows = nn.Parameter(self._rows.detach()[ranks])
+        rows.grad = gradients
+        optimizer = self._task.optimizer([rows])
+        optimizer.state[rows] = {key: value[ranks] for key, value in whole.items() if _is_per_element(value)}
+        if "step" in whole and count > 0:
+            optimizer.state[rows]["step"] = torch.tensor(float(count))
+        elif count == 0 and "step" in whole:
+            optimizer.state[rows] = {}
+        optimizer.step()
+        with torch.no_grad():
+            self._rows[ranks] = rows
+            for key, value in optimizer.state[rows].items():
+                if not _is_per_element(value):
+                    whole[key] = value
+                elif key in whole:
+                    whole[key][ranks] = value
+                else:
+                    whole[key] = torch.zeros_like(self._rows)
+                    whole[key][ranks] = value
+
+
+def _is_per_element(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

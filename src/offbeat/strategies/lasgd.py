@@ -77,7 +77,7 @@ class LASGD(Strategy):
         for work in self._in_flight:
             flag = yield work
         self._in_flight = []
-        return bool(flag > 0)
+        return flag.item() > 0
 
     def _merge(self, late: int) -> Steps:
         yield from self._receive()
