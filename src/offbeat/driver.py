@@ -5,6 +5,7 @@ step hooks never interleave between two yields.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
@@ -23,12 +24,59 @@ class RealWork(Work[T_co], Protocol[T_co]):
         ...
 
 
+class Turns:
+    """A lock that is handed on in the order of asking, so that a busy background process starves nobody."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def acquire(self) -> None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            ticket = threading.Lock()
+            ticket.acquire()
+            self._waiting.append(ticket)
+        try:
+            ticket.acquire()  # until it is handed to us
+        except BaseException:  # Ctrl-C: leave the queue as we found it
+            with self._mutex:
+                handed = ticket not in self._waiting
+                if not handed:
+                    self._waiting.remove(ticket)
+            if handed:
+                self.release()
+            raise
+
+    def release(self) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False
+
+    def give_way(self) -> None:
+        """Let those go first who wait."""
+        if self._waiting:
+            self.release()
+            self.acquire()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *story: object) -> None:
+        self.release()
+
+
 class Driver:
     """One per worker. `clock` gives seconds since the run began."""
 
     def __init__(self, clock: Callable[[], float], trace: Trace) -> None:
         self._clock, self._trace = clock, trace
-        self._lock = threading.Lock()
+        self._turns = Turns()
         self._processes: list[RealProcess] = []
 
     def run(self, steps: Steps) -> None:
@@ -36,7 +84,7 @@ class Driver:
         for process in self._processes:
             process.raise_failure()
         asked = self._clock()
-        with self._lock:
+        with self._turns:
             locked = self._clock()
             if locked - asked > 1e-4:
                 self._trace.add("wait", "lock", asked, locked - asked)
@@ -56,7 +104,9 @@ class Driver:
                 work = cast("RealWork[Any]", steps.send(value) if error is None else steps.throw(error))
             except StopIteration:
                 return
-            if not work.done:
+            if work.done:
+                self._turns.give_way()
+            else:
                 wait(work)
             try:
                 value, error = work.result(), None
@@ -69,11 +119,11 @@ class Driver:
         self._trace.add("wait", getattr(work, "name", "wait"), start, self._clock() - start)
 
     def _wait(self, work: RealWork[Any]) -> None:
-        self._lock.release()
+        self._turns.release()
         try:
             work.wait()
         finally:
-            self._lock.acquire()
+            self._turns.acquire()
 
 
 class RealProcess:
@@ -117,7 +167,7 @@ class RealProcess:
 
     def _run(self) -> None:
         try:
-            with self._driver._lock:
+            with self._driver._turns:
                 self._driver._advance(self._steps, self._wait)
         except Stopped:
             pass

@@ -1,0 +1,209 @@
+"""What every Comm must do, as strategies see it. Each case runs on all ranks, in virtual and in real time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from offbeat.comm import Comm, Steps
+from offbeat.errors import Stopped
+
+RANKS = (0, 1, 2, 3)
+Case = Callable[[Comm], Steps]
+
+
+def average_gives_the_mean_in_a_fresh_buffer(comm: Comm) -> Steps:
+    x = torch.full((5,), float(comm.rank))
+    mean = yield comm.average(x, RANKS)
+    assert torch.equal(mean, torch.full((5,), 1.5))
+    assert torch.equal(x, torch.full((5,), float(comm.rank))), "the caller's tensor was touched"
+    mean += comm.rank  # ours alone
+    again = yield comm.average(x, RANKS)
+    assert torch.equal(again, torch.full((5,), 1.5))
+
+
+def average_takes_the_value_of_the_moment(comm: Comm) -> Steps:
+    x = torch.full((1000,), float(comm.rank))
+    work = comm.average(x, RANKS)
+    x.fill_(99.0)
+    assert torch.equal((yield work), torch.full((1000,), 1.5))
+
+
+def average_lands_in_out(comm: Comm) -> Steps:
+    x, out = torch.full((3,), float(comm.rank)), torch.zeros(3)
+    assert (yield comm.average(x, RANKS, out=out)) is out
+    assert torch.equal(out, torch.full((3,), 1.5))
+    assert (yield comm.average(x, RANKS, out=x)) is x
+    assert torch.equal(x, out)
+
+
+def average_of_one_number(comm: Comm) -> Steps:
+    assert (yield comm.average(torch.tensor(float(comm.rank == 2)), RANKS)).item() == 0.25
+
+
+def averages_are_matched_by_order(comm: Comm) -> Steps:
+    works = [comm.average(torch.full((2,), float(comm.rank * 10**k)), RANKS) for k in range(4)]
+    for k, work in reversed(list(enumerate(works))):
+        assert torch.equal((yield work), torch.full((2,), 1.5 * 10**k))
+
+
+def work_that_is_done_stays_done(comm: Comm) -> Steps:
+    work = comm.average(torch.zeros(1), RANKS)
+    yield work
+    assert work.done
+    assert torch.equal(work.result(), torch.zeros(1))
+    assert torch.equal((yield work), torch.zeros(1))
+
+
+def average_over_this_rank_alone(comm: Comm) -> Steps:
+    x = torch.full((2,), float(comm.rank))
+    mean = yield comm.average(x, (comm.rank,))
+    assert torch.equal(mean, x)
+    assert mean is not x
+
+
+def broadcast_gives_the_source_to_all(comm: Comm) -> Steps:
+    x = torch.full((4,), float(comm.rank))
+    assert torch.equal((yield comm.broadcast(x, 2, RANKS)), torch.full((4,), 2.0))
+    assert torch.equal(x, torch.full((4,), float(comm.rank)))
+    yield comm.broadcast(x, 1, RANKS, out=x)
+    assert torch.equal(x, torch.full((4,), 1.0))
+
+
+def swap_exchanges(comm: Comm) -> Steps:
+    peer = comm.rank ^ 1
+    x, out = torch.full((6,), float(comm.rank)), torch.zeros(6)
+    assert (yield comm.swap(x, peer, out=out)) is out
+    assert torch.equal(out, torch.full((6,), float(peer)))
+    theirs = yield comm.swap(x, peer)
+    assert torch.equal(theirs, out)
+    assert torch.equal(x, torch.full((6,), float(comm.rank)))
+
+
+def swaps_are_matched_by_order(comm: Comm) -> Steps:
+    peer = comm.rank ^ 2
+    works = [comm.swap(torch.full((3,), float(comm.rank + 10 * k)), peer) for k in range(3)]
+    for k, work in enumerate(works):
+        assert torch.equal((yield work), torch.full((3,), float(peer + 10 * k)))
+
+
+def pair_is_mutual(comm: Comm) -> Steps:
+    for _ in range(5):
+        peer = yield comm.pair(tuple(rank for rank in RANKS if rank != comm.rank))
+        told = yield comm.swap(torch.tensor([float(comm.rank), float(peer)]), peer)
+        assert told.tolist() == [peer, comm.rank]
+        yield comm.average(torch.tensor(0.0), RANKS)  # all four are paired, so two and two
+
+
+def pair_keeps_to_the_candidates(comm: Comm) -> Steps:
+    partner = 3 - comm.rank
+    assert (yield comm.pair((partner,), after=0.02 * comm.rank)) == partner
+
+
+def sleep_takes_its_time(comm: Comm) -> Steps:
+    before = comm.now()
+    yield comm.sleep(0.05)
+    assert 0.049 <= comm.now() - before < 2.0
+
+
+def a_process_runs_beside(comm: Comm) -> Steps:
+    seen: list[str] = []
+
+    def beside() -> Steps:
+        seen.append("began")
+        yield comm.sleep(0.02)
+        seen.append("ended")
+
+    process = comm.spawn(beside())
+    assert seen == [], "it began in the middle of our code"
+    yield comm.average(torch.zeros(1), RANKS)
+    yield process
+    assert seen == ["began", "ended"]
+    assert process.done
+
+
+def stop_interrupts_sleep_and_pair(comm: Comm) -> Steps:
+    ends: list[str] = []
+
+    def sleeper() -> Steps:
+        try:
+            yield comm.sleep(1000.0)
+        except Stopped:
+            ends.append("sleep")
+
+    def lonely() -> Steps:
+        try:
+            yield comm.pair(((comm.rank + 1) % 4,), after=1000.0)
+        except Stopped:
+            ends.append("pair")
+
+    for steps in (sleeper(), lonely()):
+        process = comm.spawn(steps)
+        yield comm.sleep(0.05)
+        process.stop()
+        yield process
+    assert ends == ["sleep", "pair"]
+    yield comm.average(torch.zeros(1), RANKS)
+
+
+def stop_lets_a_swap_through(comm: Comm) -> Steps:
+    got: list[Any] = []
+    peer = comm.rank ^ 1
+
+    def swapper() -> Steps:
+        theirs = yield comm.swap(torch.full((2,), float(comm.rank)), peer)
+        got.append(theirs)
+        try:
+            yield comm.sleep(1000.0)
+        except Stopped:
+            got.append("stopped")
+
+    process = comm.spawn(swapper())
+    yield comm.sleep(0.02)
+    process.stop()
+    yield process
+    assert torch.equal(got[0], torch.full((2,), float(peer)))
+    assert got[1] == "stopped"
+
+
+def code_between_yields_is_atomic(comm: Comm) -> Steps:
+    """Two processes and the hooks change the same numbers in many small steps; none may see another's half."""
+    shared = {"inside": "", "count": 0}
+
+    def hammer(name: str, rounds: int) -> Steps:
+        for _ in range(rounds):
+            assert shared["inside"] == "", f"{name} runs inside {shared['inside']}"
+            shared["inside"] = name
+            count = shared["count"]
+            for _ in range(300):  # long enough for any scheduler to step in
+                count = count + 1 - 1
+            shared["count"] = count + 1
+            shared["inside"] = ""
+            yield comm.sleep(0.0002)
+
+    processes = [comm.spawn(hammer(name, 200)) for name in ("first", "second")]
+    yield from hammer("hooks", 200)
+    for process in processes:
+        yield process
+    assert shared["count"] == 600
+
+
+CASES: list[Case] = [
+    average_gives_the_mean_in_a_fresh_buffer,
+    average_takes_the_value_of_the_moment,
+    average_lands_in_out,
+    average_of_one_number,
+    averages_are_matched_by_order,
+    work_that_is_done_stays_done,
+    average_over_this_rank_alone,
+    broadcast_gives_the_source_to_all,
+    swap_exchanges,
+    swaps_are_matched_by_order,
+    pair_is_mutual,
+    pair_keeps_to_the_candidates,
+    sleep_takes_its_time,
+    a_process_runs_beside,
+    stop_interrupts_sleep_and_pair,
+    stop_lets_a_swap_through,
+    code_between_yields_is_atomic,
+]

@@ -1,0 +1,111 @@
+"""Virtual equals real: the same seed ends with the same parameters in both worlds."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+from workers import run_workers
+
+import offbeat
+from offbeat.layout import Layout
+from offbeat.sim.cluster import Cluster
+from offbeat.sim.learners import Learners, OneByOne
+from offbeat.sim.run import run
+from offbeat.sim.together import Together, make_learners
+from offbeat.strategies import make_strategy
+from offbeat.train.shards import Shard
+from offbeat.train.task import Task
+from offbeat.train.tasks import load_task
+
+WORKERS, STEPS, SEED = 4, 40, 5
+SPECS = ["ddp", "local_sgd", "lasgd:delay=2"]
+MODELS = ["mlp", "resnet8"]  # stepped together, and one by one with BatchNorm
+
+
+def shard(task: Task, rank: int) -> Shard:
+    return Shard(samples=len(task.train), rank=rank, workers=WORKERS, batch=16, seed=SEED)
+
+
+def steps_of(model: str) -> int:
+    return STEPS if model == "mlp" else 6
+
+
+def train_for_real() -> dict[str, Tensor]:
+    rank, ends = int(os.environ["RANK"]), {}
+    torch.distributed.init_process_group("gloo")
+    for name in MODELS:
+        task = load_task("digits", model=name, seed=SEED)
+        for spec in SPECS:
+            torch.manual_seed(SEED)
+            model = task.model()
+            optimizer = task.optimizer(model.parameters())
+            batches = shard(task, rank)
+            with offbeat.attach(model, optimizer, spec, layout=Layout.even(WORKERS, 2), seed=SEED):
+                for step in range(steps_of(name)):
+                    inputs, targets = task.train.batch(batches.indices(step))
+                    optimizer.zero_grad()
+                    task.loss(model(inputs), targets).backward()
+                    optimizer.step()
+            floats = [t.flatten() for t in model.state_dict().values() if t.is_floating_point()]
+            ends[f"{name} {spec}"] = torch.cat(floats)
+    torch.distributed.destroy_process_group()
+    return ends
+
+
+@pytest.fixture(scope="module")
+def real() -> list[dict[str, Tensor]]:
+    return run_workers(train_for_real, WORKERS, timeout_seconds=100)
+
+
+def train_in_virtual_time(name: str, spec: str, kind: type[Learners] | None = None) -> Tensor:
+    task = load_task("digits", model=name, seed=SEED)
+    shards = [shard(task, rank) for rank in range(WORKERS)]
+    learners = make_learners(task, shards, SEED) if kind is None else kind(task, shards, SEED)  # type: ignore[call-arg]
+    cluster = Cluster(layout=Layout.even(WORKERS, 2), jitter=0.1, stragglers={1: 1.7})
+    run(make_strategy(spec), cluster, learners, [steps_of(name)] * WORKERS, seed=SEED)
+    model = learners.mean_model()
+    return torch.cat([t.flatten() for t in model.state_dict().values() if t.is_floating_point()])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", MODELS)
+def test_virtual_equals_real(name: str, spec: str, real: list[dict[str, Tensor]]) -> None:
+    ends = [end[f"{name} {spec}"] for end in real]
+    assert all(torch.equal(end, ends[0]) for end in ends)
+    virtual = train_in_virtual_time(name, spec)
+    assert (virtual - ends[0]).norm() / ends[0].norm() < 1e-5
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "lasgd", "gossip"])
+def test_stepping_together_equals_stepping_one_by_one(spec: str) -> None:
+    together = train_in_virtual_time("mlp", spec, Together)
+    one_by_one = train_in_virtual_time("mlp", spec, OneByOne)
+    assert (together - one_by_one).norm() / one_by_one.norm() < 1e-5
+
+
+def test_who_steps_together() -> None:
+    for name, kind in (("mlp", Together), ("cnn", OneByOne), ("resnet8", OneByOne)):
+        task = load_task("digits", model=name, seed=SEED)
+        assert type(make_learners(task, [shard(task, rank) for rank in range(2)], SEED)) is kind
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "plain", "nesterov", "rmsprop"])
+def test_any_optimizer_steps_alike(optimizer: str) -> None:
+    """Element-wise optimizers run on rows, also when workers are apart in steps; others one by one."""
+    from dataclasses import replace
+
+    make = {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
+        "plain": lambda p: torch.optim.SGD(p, lr=0.05),
+        "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.0, nesterov=True),
+        "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    }[optimizer]
+    task = replace(load_task("digits", seed=SEED), optimizer=make)
+    shards = [shard(task, rank) for rank in range(WORKERS)]
+    ends = []
+    for learners in (make_learners(task, shards, SEED), OneByOne(task, shards, SEED)):
+        cluster = Cluster(layout=Layout.even(WORKERS, 2), jitter=0.5, stragglers={0: 3.0})
+        run(make_strategy("lasgd"), cluster, learners, [12] * WORKERS, seed=SEED)
+        ends.append(torch.cat([p.flatten() for p in learners.mean_model().parameters()]))
+    assert (ends[0] - ends[1]).norm() / ends[1].norm() < 1e-5
