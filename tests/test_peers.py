@@ -425,7 +425,7 @@ def test_a_stopped_peer_is_passed_over_and_in_the_end_lost() -> None:
             assert finish(here, there, seconds=1.5) == [1, 0]
             both(a, b, 1_000_000)
         assert work.wait(10)
-        with pytest.raises(LostPeer, match="no progress"):
+        with pytest.raises(LostPeer, match="no progress|timed out"):
             work.result()
         assert a.alive() == {0, 1}
 

@@ -5,6 +5,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from offbeat.report.progress import Progress
 from offbeat.report.status import Result, Status
 from offbeat.report.summary import DPI, SIZE_INCHES, choose_window, draw_summary
 from offbeat.report.table import headline, human_bytes, human_seconds, print_result, quantile
-from offbeat.trace import Event, Trace
+from offbeat.trace import Event, Trace, chrome
 
 STATUS = Status(
     rank=0, step=5, steps=10, seconds=1.5, loss=0.25, steps_per_second=3.3, computing_share=0.9,
@@ -64,8 +65,9 @@ def run(workers: int = 4, nodes: int = 2, steps: int = 40) -> tuple[Result, list
         events += trace.events
     last = tuple(status for status in statuses if status.step == steps)
     result = Result(
-        task="digits", strategy="lasgd", world="real", workers=workers, nodes=nodes, seed=0, accuracy=0.972,
-        loss=0.1, steps_per_second=70.0, computing_share=sum(status.computing_share for status in last) / workers,
+        task="digits", strategy="lasgd", world="real", compute="real", workers=workers, nodes=nodes, seed=0,
+        accuracy=0.972, loss=0.1, steps_per_second=70.0,
+        computing_share=sum(status.computing_share for status in last) / workers,
         bytes_sent=sum(status.bytes_sent for status in last), seconds=12.3, per_worker=last,
     )  # fmt: skip
     return result, statuses, events, Layout.even(workers, nodes).node_of
@@ -378,3 +380,17 @@ def test_a_picture_that_fails_leaves_the_old_one_and_no_litter(tmp_path: Path, m
         write_outputs(tmp_path, *run(steps=16))
     assert (tmp_path / "summary.png").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_overlapping_exchanges_get_tracks_of_their_own() -> None:
+    events = [
+        Event("communicate", "average", 0, 0.0, 1.0),
+        Event("communicate", "swap", 0, 0.5, 1.0),
+        Event("communicate", "average", 0, 1.0, 1.0),
+        Event("compute", "step", 0, 0.0, 2.0),
+    ]
+    rows = [row for row in chrome(events, (0,))["traceEvents"] if row["ph"] == "X"]
+    for tid in {row["tid"] for row in rows}:
+        spans = sorted((row["ts"], row["ts"] + row["dur"]) for row in rows if row["tid"] == tid)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert len({row["tid"] for row in rows}) == 3

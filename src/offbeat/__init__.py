@@ -3,12 +3,14 @@
 from .attach import Attachment, attach
 from .errors import BadInput, LostPeer, OffbeatError
 from .layout import Layout
+from .shard import shard
 from .strategies import STRATEGIES, make_strategy
 from .strategies.ddp import DDP
 from .strategies.gossip import Gossip
 from .strategies.lasgd import LASGD
 from .strategies.local_sgd import LocalSGD
 from .strategy import Strategy
+from .train.task import Samples, Task, cross_entropy
 
 __all__ = [
     "DDP",
@@ -21,7 +23,11 @@ __all__ = [
     "LocalSGD",
     "LostPeer",
     "OffbeatError",
+    "Samples",
     "Strategy",
+    "Task",
     "attach",
+    "cross_entropy",
     "make_strategy",
+    "shard",
 ]

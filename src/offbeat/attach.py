@@ -9,6 +9,7 @@ Every `optimizer.step()` is one step; leaving the block drains what is in flight
 all workers in the model.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +19,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .connect import Connection, connect
-from .errors import BadInput
+from .errors import BadInput, LostPeer
 from .gradients import Gradients
 from .layout import Layout
+from .options import options_of
 from .replica import Replica, flatten
 from .strategies import make_strategy
 from .strategy import Strategy
@@ -48,21 +50,39 @@ def attach(
         strategy = make_strategy(strategy)
     check_optimizer(model, optimizer)
     replica = flatten(model, buffers=buffers)
-    connection = connect(
-        strategy, device=replica.flats[0].device, layout=layout, seed=seed, timeout_seconds=timeout_seconds
-    )
     try:
-        attachment = Attachment(model, optimizer, strategy, replica, connection)
+        connection = connect(
+            strategy,
+            device=replica.flats[0].device,
+            layout=layout,
+            seed=seed,
+            timeout_seconds=timeout_seconds,
+            same={"strategy": describe(strategy), "model": f"{type(model).__name__} with {replica.describe()}"},
+        )
         try:
-            attachment.start()
-            yield attachment
-            attachment.finish()
-        finally:
-            attachment.detach()
-    except BaseException:
-        connection.close(orderly=False)
-        raise
-    connection.close(orderly=True)
+            with attached(Attachment(model, optimizer, strategy, replica, connection)) as attachment:
+                yield attachment
+        except BaseException:
+            connection.close(orderly=False)
+            raise
+        connection.close(orderly=True)
+    finally:
+        replica.release()
+
+
+@contextmanager
+def attached(attachment: "Attachment") -> Iterator["Attachment"]:
+    try:
+        attachment.start()
+        yield attachment
+        attachment.finish()
+    except RuntimeError as error:
+        lost = attachment.lost_peer()
+        if lost is None:
+            raise
+        raise lost from error  # torch raised it in backward(), in words of its own
+    finally:
+        attachment.detach()
 
 
 class Attachment:
@@ -74,13 +94,13 @@ class Attachment:
         self.strategy, self.replica = strategy, replica
         self.comm = connection.comm
         self.step = 0
-        self._optimizer = optimizer
+        self._model, self._optimizer = model, optimizer
+        self._computing_since = 0.0
         self._gradients = (
-            Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm)
+            Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm, self._averages_gradients)
             if connection.gradient_group is not None
             else None
         )
-        self._computing_since = 0.0
         self._hook = optimizer.register_step_post_hook(self._after_step)
 
     @property
@@ -104,33 +124,54 @@ class Attachment:
 
     def start(self) -> None:
         self.comm.run(self.strategy.start(self.replica, self.comm))
-        if self._gradients is not None:
-            self._gradients.enable(self.strategy.averages_gradients(1))
         self._computing_since = self.comm.now()
 
     def finish(self) -> None:
         """No more data here. While others of the gradient group have some, step along with them; then drain."""
+        self.replica.check(self._model)
         if self._gradients is not None:
-            while self.strategy.averages_gradients(self.step + 1) and self._gradients.follow():
-                self._optimizer.step()
+            while self._gradients.follow():
+                self._step_along()
+            self._gradients.adopt(self.replica)
         self.comm.run(self.strategy.finish())
 
     def detach(self) -> None:
         """Leave the model and the optimizer as ordinary ones."""
         self._hook.remove()
-        self.replica.release()
         if self._gradients is not None:
-            self._gradients.detach()
+            self._gradients.close()
+
+    def lost_peer(self) -> LostPeer | None:
+        """What went wrong where torch, not Offbeat, was talking to the others."""
+        return None if self._gradients is None else self._gradients.failure
+
+    def _averages_gradients(self) -> bool:
+        return self.strategy.averages_gradients(self.step + 1)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        waited = self._gradients.end_step() if self._gradients is not None else 0.0
         now = self.comm.now()
-        waited = self._gradients.waited(now) if self._gradients is not None else 0.0
         self.trace.add("compute", "step", self._computing_since, now - self._computing_since - waited)
-        self.step += 1
-        self.comm.run(self.strategy.after_step(self.step))
-        if self._gradients is not None:
-            self._gradients.enable(self.strategy.averages_gradients(self.step + 1))
+        if self.step & (self.step + 1) == 0:  # at steps 1, 2, 4, 8, ...: soon, and then seldom
+            self.replica.check(self._model)
+        if self._gradients is None or self._gradients.stopped or self._averages_gradients():
+            self.step += 1
+            self.comm.run(self.strategy.after_step(self.step))
+        # Otherwise this step's gradients were averaged for another rank that is behind, because it skipped a step:
+        # for the strategy no step has gone by, or it would go on where that rank does not follow yet.
         self._computing_since = self.comm.now()
+
+    def _step_along(self) -> None:
+        needs_closure = inspect.signature(self._optimizer.step).parameters.get("closure")
+        if needs_closure is not None and needs_closure.default is inspect.Parameter.empty:
+            self._optimizer.step(lambda: 0.0)
+        else:
+            self._optimizer.step()
+
+
+def describe(strategy: Strategy) -> str:
+    values = (f"{name}={getattr(strategy, name)}" for name in options_of(type(strategy)))
+    return f"{strategy.name}({', '.join(values)})"
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

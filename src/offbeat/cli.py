@@ -1,60 +1,115 @@
 """The command line: flags, one sentence for bad input, exit status 2."""
 
+import difflib
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
+from .connect import ENVIRONMENT
 from .errors import BadInput, OffbeatError
 from .options import options_of, type_of
 from .strategies import STRATEGIES, make_strategy
 
 BAD_INPUT, FAILURE = 2, 1
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LET_CAUSE_SPEAK_SECONDS = 1.0
 
 Command = Callable[..., None]
 
 
+class Interrupted(BaseException):
+    """A signal ends the run: everything on the way out gives back what it holds."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
 def main() -> None:
     """Run the command line; never ends in a traceback for what the user can mend."""
-    # Workers must end at once, also while they wait inside torch, where no Python handler would run.
-    if "RANK" in os.environ:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if is_worker():
+        be_a_worker()
+    else:
+        for number in ENDING_SIGNALS:
+            signal.signal(number, interrupt)
     try:
         status = cli.main(standalone_mode=False, prog_name="offbeat")
     except click.exceptions.Exit as error:
         status = error.exit_code
     except click.ClickException as error:
-        status = complain(" ".join(error.format_message().split()), BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort):
-        status = 128 + signal.SIGINT
+        status = complain(usage_sentence(error), BAD_INPUT)
+    except Interrupted as error:
+        status = complain(f"{error}; what was written so far is kept", 128 + error.number)
     except OffbeatError as error:
-        status = end_badly(error)
+        if is_worker():
+            end_worker(error)
+        status = complain(str(error), BAD_INPUT if isinstance(error, BadInput) else FAILURE)
+    except Exception as error:
+        if not is_worker():
+            raise
+        end_worker(error)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def end_badly(error: OffbeatError) -> int:
-    """Say what is wrong, once: a worker leaves that to its launcher, and goes without waiting for anybody."""
-    status = BAD_INPUT if isinstance(error, BadInput) else FAILURE
-    if "RANK" not in os.environ:
-        return complain(str(error), status)
-    from .train.launch import LAUNCHED_HERE, tell_launcher
+def is_worker() -> bool:
+    """Whether a launcher, ours or torchrun, started this process as one of several."""
+    return all(name in os.environ for name in ENVIRONMENT)
 
-    tell_launcher(error)
-    if os.environ.get(LAUNCHED_HERE) is None:
-        complain(str(error), status)
+
+def interrupt(number: int, _frame: FrameType | None) -> None:
+    raise Interrupted(number)
+
+
+def be_a_worker() -> None:
+    """End at once when told to, also while torch waits and no Python handler would run; and with our launcher."""
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    from .train.launch import end_with_launcher
+
+    end_with_launcher()
+
+
+def end_worker(error: Exception) -> NoReturn:
+    """Say what is wrong, once (our own launcher does that for us), and go without waiting for anybody.
+
+    Bad input is a cause. What else goes wrong is more often the consequence of another worker's end, so the
+    launcher gets the time to notice that one first, and to end this one before it speaks.
+    """
+    from .train.launch import own_launcher, tell_launcher
+
+    if not isinstance(error, BadInput):
+        time.sleep(LET_CAUSE_SPEAK_SECONDS)
+    if not isinstance(error, OffbeatError):
+        traceback.print_exception(error)
+    else:
+        tell_launcher(error)
+        if own_launcher() is None:
+            complain(str(error), BAD_INPUT)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
+    os._exit(BAD_INPUT if isinstance(error, BadInput) else FAILURE)
 
 
 def complain(sentence: str, status: int) -> int:
     print(f"offbeat: {sentence}", file=sys.stderr)
     return status
+
+
+def usage_sentence(error: click.ClickException) -> str:
+    """Click's own words in one line, with the nearest command where it names none."""
+    sentence = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption) or "Did you mean" in sentence:
+        return sentence
+    near = difflib.get_close_matches(sentence.partition("'")[2].partition("'")[0], cli.commands, n=1)
+    return f"{sentence} Did you mean {near[0]!r}?" if "No such command" in sentence and near else sentence
 
 
 def strategy_flags(command: Command) -> Command:
@@ -109,7 +164,11 @@ def make_job(given: Mapping[str, Any]) -> Any:
     options = {name: given[name] for name in option_names if given[name] is not None}
     rest = {k: v for k, v in given.items() if k not in option_names and v is not None}
     json_file = rest.pop("json_file", None)
-    strategy = make_strategy(rest.pop("strategy"), options)
+    spec = rest.pop("strategy")
+    for name, value in options.items():
+        if name in {part.partition("=")[0] for part in spec.partition(":")[2].split(",")}:
+            raise BadInput(f"--{name.replace('_', '-')} {value} and --strategy {spec} both set {name}: give it once")
+    strategy = make_strategy(spec, options)
     return Job(strategy=strategy, json=Path(json_file) if json_file not in (None, "-") else json_file, **rest)
 
 
@@ -131,7 +190,13 @@ def cli(context: click.Context) -> None:
 @job_flags
 @click.option("--device", metavar="cpu|cuda", help="[cuda where there is one]")
 @click.option("--port", type=int, help="on which the local workers meet [any that is free]")
-def train(device: str | None = None, port: int | None = None, **given: Any) -> None:
+@click.option(
+    "--step-seconds",
+    type=float,
+    metavar="X",
+    help="emulated compute: a step lasts at least so long, the worker asleep for the rest [real compute]",
+)
+def train(device: str | None, port: int | None, **given: Any) -> None:
     """Train for real: starts local workers, or is one of them under `torchrun ... -m offbeat train`.
 
     \b
@@ -139,10 +204,10 @@ def train(device: str | None = None, port: int | None = None, **given: Any) -> N
     offbeat train --strategy ddp --workers 2             the baseline
     offbeat train --task fashion-mnist --out runs/one    pictures and a trace under runs/one
     offbeat train --task my_task.py:task                 your own model and data
-    """
+    """  # fmt: skip
     from .train.command import train as run
 
-    run(make_job(given), given, device, port)
+    run(make_job(given), given, device, port, worker=is_worker())
 
 
 @cli.command(short_help="Train in virtual time, on as many workers as you like.")

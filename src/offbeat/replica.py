@@ -5,14 +5,17 @@ so optimizers, compiled code and CUDA graphs keep working. Tied weights appear o
 buffers stay where they are and never travel.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
-from .errors import BadInput
+from .errors import BadInput, OffbeatError
 
 ALIGNMENT = 16  # elements: every tensor starts on a cache line of its own
 CHUNK = 1 << 16  # elements: two or three operands of this size stay in the second-level cache
@@ -49,10 +52,35 @@ class Replica:
         """Fresh zeroed buffers of the same sizes, for what a strategy keeps beside x."""
         return tuple(torch.zeros_like(flat) for flat in self.flats)
 
+    def describe(self) -> str:
+        """Its tensors in a few words; equal if and only if names, shapes and dtypes are."""
+        kinds = [(slot.name, slot.shape, str(self.flats[slot.flat].dtype)) for slot in self.slots]
+        elements = sum(math.prod(slot.shape) for slot in self.slots)
+        digest = hashlib.sha256(repr(kinds).encode()).hexdigest()[:8]
+        return f"{len(kinds)} tensors of {elements:,} numbers to average (names and shapes: {digest})"
+
+    def check(self, model: nn.Module) -> None:
+        """Hold the model's tensors against the buffers: code that replaced one would train it unseen."""
+        for slot, tensor in zip(self.slots, self.tensors, strict=True):
+            flat = self.flats[slot.flat]
+            module, _, name = slot.name.rpartition(".")
+            there = getattr(model.get_submodule(module), name) if not slot.is_parameter else tensor
+            address = flat.data_ptr() + slot.offset * flat.element_size()
+            if there is not tensor or (tensor.numel() and tensor.data_ptr() != address):
+                raise OffbeatError(
+                    f"{'parameter' if slot.is_parameter else 'buffer'} {slot.name!r} was replaced by a new tensor "
+                    f"inside the attached block, so it is averaged no more: change it in place (copy_, "
+                    f"load_state_dict), or before the block"
+                )
+
     def release(self) -> None:
         """Give the model's tensors memory of their own again, so that it can be copied and saved like any other."""
-        for tensor in self.tensors:
-            tensor.data = tensor.data.clone()
+        own: dict[Slot, Tensor] = {}
+        for slot, tensor in zip(self.slots, self.tensors, strict=True):
+            place = replace(slot, name="")  # what shares memory goes on doing so
+            if place not in own:
+                own[place] = tensor.data.clone()
+            tensor.data = own[place]
 
 
 def flatten(model: nn.Module, *, buffers: bool = True) -> Replica:
@@ -68,12 +96,16 @@ def flatten(model: nn.Module, *, buffers: bool = True) -> Replica:
                 tensors.append((name, buffer))
     kinds = list(dict.fromkeys((tensor.dtype, tensor.device) for _, tensor in tensors))
     sizes = [0] * len(kinds)
-    slots = []
+    slots: list[Slot] = []
+    shared: dict[Any, int] = {}  # tensors of the same memory, tied without being the same object, stay tied
     for index, (name, tensor) in enumerate(tensors):
         flat = kinds.index((tensor.dtype, tensor.device))
         stride = _dense_stride(tensor)
-        slots.append(Slot(name, flat, sizes[flat], tuple(tensor.shape), stride, index < parameters))
-        sizes[flat] += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+        memory = (tensor.data_ptr(), flat, tensor.shape, tensor.stride()) if tensor.numel() else index
+        offset = shared.setdefault(memory, sizes[flat])
+        slots.append(Slot(name, flat, offset, tuple(tensor.shape), stride, index < parameters))
+        if offset == sizes[flat]:
+            sizes[flat] += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
     flats = tuple(
         torch.zeros(size, dtype=dtype, device=device) for (dtype, device), size in zip(kinds, sizes, strict=True)
     )
@@ -89,6 +121,10 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters that travel; one that is not floating point cannot be averaged."""
     for name, parameter in model.named_parameters():  # each once, also where it is tied
         if parameter.requires_grad:
+            if isinstance(parameter, UninitializedParameter):
+                raise BadInput(
+                    f"parameter {name!r} has no shape yet: run the model once on a batch before attaching it"
+                )
             if not parameter.is_floating_point():
                 raise BadInput(
                     f"parameter {name!r} is {parameter.dtype}, and only floating-point parameters can be averaged: "
@@ -98,12 +134,16 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def add_difference_(x: Tensor, plus: Tensor, minus: Tensor) -> None:
-    """x += plus - minus, in pieces that stay in the cache, so that memory is read once and written once."""
+    """x += plus - minus, in pieces that stay in the cache: memory is read once and written once.
+
+    The difference comes first: it is small, and exactly zero where there is none.
+    """
     if x.device.type != "cpu" or x.numel() <= CHUNK:
-        x.add_(plus).sub_(minus)
+        x.add_(plus - minus)
         return
+    scratch = torch.empty(CHUNK, dtype=x.dtype)
     for piece, a, b in zip(*(torch.split(t, CHUNK) for t in (x, plus, minus)), strict=True):
-        piece.add_(a).sub_(b)
+        piece.add_(torch.sub(a, b, out=scratch[: len(piece)]))
 
 
 def copy_all_(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:

@@ -1,6 +1,6 @@
 """Staging: CUDA tensors on a host-side wire, so that early ranks hold no GPU kernel while they wait for late ones.
 
-device -> pinned host buffer (side stream) -> all-reduce between hosts -> device (side stream)
+device -> pinned host buffer (side stream) -> between hosts -> pinned host buffer -> device (side stream)
 
 Two threads, one that sends and one that receives, keep the order of the calls; the training thread only ever
 enqueues.
@@ -8,11 +8,12 @@ enqueues.
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+Wait = Callable[[], object]  # returns when it is done, or raises what went wrong
+Begin = Callable[[Tensor, Tensor], Wait]  # begin(x, out) on the host
 
 
 class Staging:
@@ -22,26 +23,29 @@ class Staging:
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
         self._pinned: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
-    def start(self, buffer: Tensor, collective: Callable[[Tensor], dist.Work]) -> Future[Any]:
-        """`buffer` goes through `collective`, in place; the future is done when it holds the result."""
-        outward, inward = self._streams_of(buffer.device)
-        host = self._host_buffer(buffer)
-        outward.wait_stream(torch.cuda.current_stream(buffer.device))
+    def start(self, x: Tensor, out: Tensor, begin: Begin) -> Future[object]:
+        """`begin` sends x and receives into out, maybe the same; the future is done when out holds the result."""
+        if not x.is_cuda:  # nothing to stage, but it keeps its place in the order
+            begun = self._sender.submit(begin, x, out)
+            return self._receiver.submit(lambda: begun.result()())
+        outward, inward = self._streams_of(x.device)
+        host_x, host_out = self._host_buffer(x), self._host_buffer(out)
+        outward.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(outward):
-            host.copy_(buffer, non_blocking=True)
+            host_x.copy_(x, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(outward)
 
-        def send() -> dist.Work:
+        def send() -> Wait:
             copied.synchronize()
-            return collective(host)
+            return begin(host_x, host_out)
 
         sent = self._sender.submit(send)
 
         def receive() -> None:
-            sent.result().wait()
+            sent.result()()
             with torch.cuda.stream(inward):
-                buffer.copy_(host, non_blocking=True)
+                out.copy_(host_out, non_blocking=True)
                 inward.synchronize()
 
         return self._receiver.submit(receive)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,8 @@ class TorchComm:
         self._groups, self._peers = groups or {}, peers
         self._origin = time.perf_counter()
         self._driver = Driver(self.now, self.trace)
-        self._staging = Staging()
+        self._staging: Staging | None = None  # once a CUDA tensor travels, everything goes that way, in order
+        self._swap_staging: Staging | None = None  # its own, since a slow peer must not hold up an average
 
     def now(self) -> float:
         return time.perf_counter() - self._origin
@@ -72,7 +73,7 @@ class TorchComm:
         if group is None:
             raise OffbeatError(f"no process group for ranks {ranks}: the strategy must name them in `groups`")
 
-        def collective(tensor: Tensor) -> dist.Work:
+        def begin(tensor: Tensor) -> dist.Work:
             work: dist.Work = (
                 dist.all_reduce(tensor, group=group, async_op=True)
                 if name == "average"
@@ -80,15 +81,27 @@ class TorchComm:
             )
             return work
 
-        staged = buffer.is_cuda and dist.get_backend(group) != "nccl"
-        handle = self._staging.start(buffer, collective) if staged else collective(buffer)
+        if buffer.is_cuda and self._staging is None:
+            self._staging = Staging()
+        handle = (
+            begin(buffer)
+            if self._staging is None
+            else self._staging.start(buffer, buffer, lambda tensor, _: begin(tensor).wait)
+        )
         return Collective(name, handle, buffer, ranks, nbytes, self)
 
     def pair(self, candidates: Ranks, after: float = 0.0) -> RealWork[int]:
         return self._endpoint.pair(candidates, after)
 
     def swap(self, x: Tensor, peer: int, out: Tensor | None = None) -> RealWork[Tensor]:
-        return TracedSwap(self._endpoint.swap(x, peer, out), self)
+        if not x.is_cuda:
+            swap = self._endpoint.swap(x, peer, out)
+            return TracedSwap(swap, x.nbytes, peer, self)
+        if self._swap_staging is None:
+            self._swap_staging = Staging()
+        out = torch.empty_like(x) if out is None else out
+        staged = self._swap_staging.start(x, out, lambda x, out: partial(_finish, self._endpoint.swap(x, peer, out)))
+        return TracedSwap(Staged(staged, out), x.nbytes, peer, self)
 
     def sleep(self, seconds: float) -> RealWork[None]:
         return Sleep(seconds, self.now)
@@ -99,7 +112,9 @@ class TorchComm:
     def close(self) -> None:
         if self._peers is not None:
             self._peers.close()
-        self._staging.close()
+        for staging in (self._staging, self._swap_staging):
+            if staging is not None:
+                staging.close()
 
     @property
     def _endpoint(self) -> Peers:
@@ -112,7 +127,7 @@ class Collective:
     """A collective on torch.distributed, issued asynchronously and polled."""
 
     def __init__(
-        self, name: str, handle: dist.Work | Future[Any], buffer: Tensor, ranks: Ranks, nbytes: int, comm: TorchComm
+        self, name: str, handle: dist.Work | Future[object], buffer: Tensor, ranks: Ranks, nbytes: int, comm: TorchComm
     ) -> None:
         self.name = name
         self._handle, self._buffer, self._ranks, self._nbytes, self._comm = handle, buffer, ranks, nbytes, comm
@@ -145,11 +160,31 @@ class Collective:
         return self._buffer
 
 
+class Staged:
+    """A swap of CUDA tensors, by way of the host."""
+
+    def __init__(self, future: Future[object], out: Tensor) -> None:
+        self._future, self._out = future, out
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self) -> None:
+        self._future.exception()
+
+    def result(self) -> Tensor:
+        self._future.result()
+        return self._out
+
+
 class TracedSwap:
     name = "swap"
 
-    def __init__(self, swap: Swap, comm: TorchComm) -> None:
-        self._swap, self._comm, self._since = swap, comm, comm.now()
+    def __init__(self, swap: RealWork[Tensor], nbytes: int, peer: int, comm: TorchComm) -> None:
+        self._swap, self._nbytes, self._peer, self._comm = swap, nbytes, peer, comm
+        self._since = comm.now()
+        self._seen = False
 
     @property
     def done(self) -> bool:
@@ -160,9 +195,16 @@ class TracedSwap:
 
     def result(self) -> Tensor:
         received = self._swap.result()
-        seconds = self._comm.now() - self._since
-        self._comm.trace.add("communicate", "swap", self._since, seconds, self._swap.bytes_sent, (self._swap.peer,))
+        if not self._seen:
+            self._seen = True
+            seconds = self._comm.now() - self._since
+            self._comm.trace.add("communicate", "swap", self._since, seconds, self._nbytes, (self._peer,))
         return received
+
+
+def _finish(swap: Swap) -> None:
+    swap.wait()
+    swap.result()
 
 
 def _into(x: Tensor, out: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Trace: what every rank did and when, written by both worlds; every table, plot and report reads it."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from .layout import Ranks
 
 Kind = Literal["compute", "communicate", "wait"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+SAME_INSTANT = 1e-9  # seconds: the end of one event and the start of the next, rounded apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +49,37 @@ class Trace:
 
 
 def chrome(events: Iterable[Event], node_of: Ranks) -> dict[str, Any]:
-    """The Chrome trace format, which Perfetto opens: a process per rank, a track per kind of event."""
-    track = {kind: number for number, kind in enumerate(KINDS)}
+    """The Chrome trace format, which Perfetto opens: a process per rank, a track per kind of event.
+
+    Events of a track must not overlap, and averages in flight may: those that do get further tracks of their kind.
+    """
+    names: dict[tuple[int, int], str] = {}
     rows: list[dict[str, Any]] = []
-    for rank, node in enumerate(node_of):
-        rows.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank} (node {node})"}})
-        rows += [
-            {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": kind}}
-            for kind, tid in track.items()
-        ]
-    rows += [
-        {
-            "ph": "X",
-            "name": event.name,
-            "cat": event.kind,
-            "pid": event.rank,
-            "tid": track[event.kind],
-            "ts": event.start * 1e6,
-            "dur": event.seconds * 1e6,
-            "args": {"nbytes": event.nbytes, "peers": list(event.peers)},
-        }
-        for event in events
+    busy_until: dict[tuple[int, int], float] = {}
+    for event in sorted(events, key=lambda event: event.start):
+        track = KINDS.index(event.kind)
+        while busy_until.get((event.rank, track), -math.inf) > event.start + SAME_INSTANT:
+            track += len(KINDS)
+        busy_until[event.rank, track] = event.start + event.seconds
+        names[event.rank, track] = event.kind
+        rows.append(
+            {
+                "ph": "X",
+                "name": event.name,
+                "cat": event.kind,
+                "pid": event.rank,
+                "tid": track,
+                "ts": event.start * 1e6,
+                "dur": event.seconds * 1e6,
+                "args": {"nbytes": event.nbytes, "peers": list(event.peers)},
+            }
+        )
+    ranks = [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank} (node {node})"}}
+        for rank, node in enumerate(node_of)
     ]
-    return {"traceEvents": rows, "displayTimeUnit": "ms"}
+    tracks = [
+        {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
+        for (rank, track), name in sorted(names.items())
+    ]
+    return {"traceEvents": [*ranks, *tracks, *rows], "displayTimeUnit": "ms"}

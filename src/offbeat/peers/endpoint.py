@@ -258,10 +258,10 @@ class Peers:
             return
         now = time.monotonic()
         try:
-            if events & READ and not link.receive(now):
-                raise ConnectionResetError("it hung up" + (" in the middle of a swap" if link.in_frame else ""))
             if events & WRITE:
                 self._send(link, now)
+            if events & READ and not link.receive(now):
+                raise ConnectionResetError("it hung up" + (" in the middle of a swap" if link.in_frame else ""))
         except (OSError, WireError) as error:
             self._lose(link.peer, str(error))
         else:
@@ -300,6 +300,9 @@ class Peers:
             work.fail(error)
         self._matching.fail(error)
         for link in self._links.values():
+            if link.socket is not None:
+                with suppress(OSError):  # a CONFIRM may be on its way: the other side relies on it
+                    link.send(time.monotonic())
             self._bytes_sent += link.bytes_sent
             link.bytes_sent = 0
             link.fail(error)

@@ -69,6 +69,10 @@ def prepare(sock: socket.socket, timeout_seconds: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(timeout_seconds * 1000)))
+        if sock.getpeername()[0] == sock.getsockname()[0]:
+            # On one host there is nothing to congest, and bbr, a common default, paces what should run free.
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def farewell(socks: list[socket.socket]) -> None:

@@ -89,7 +89,7 @@ class Progress:
                 self._live.stop()
             finally:  # a second Ctrl-C must not leave the terminal without its cursor
                 self.console.show_cursor(True)
-        elif self._printed is not self._latest:
+        elif self._latest and self._printed is not self._latest:
             self._print_line()
 
     def line(self) -> str:

@@ -50,6 +50,7 @@ class Result:
     task: str
     strategy: str
     world: Literal["real", "virtual"]
+    compute: str  # how long a step takes, and who says so: "real", or what was emulated, given or measured
     workers: int
     nodes: int
     seed: int

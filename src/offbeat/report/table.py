@@ -109,9 +109,10 @@ def headline(result: Result) -> str:
         outcome = "timing only"
     where = f"{counted(result.workers, 'worker')} on {counted(result.nodes, 'node')}"
     virtual = " of virtual time" if result.world == "virtual" else ""
+    compute = "" if result.compute == "real" else f" (compute {result.compute})"
     return (
         f"{result.strategy} on {result.task}: {outcome}, {where} computing "
-        f"{percent(result.computing_share)} of the time, {human_seconds(result.seconds)}{virtual}"
+        f"{percent(result.computing_share)} of the time, {human_seconds(result.seconds)}{virtual}{compute}"
     )
 
 

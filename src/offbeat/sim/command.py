@@ -1,11 +1,16 @@
 """What `offbeat simulate` does with its flags."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from ..errors import BadInput
-from ..train.job import Job
+from ..train.job import Job, blaming_own_task
 from .cluster import Cluster
 from .network import Link, parse_rate
 from .simulate import measured_step_seconds
 from .simulate import simulate as run
+
+MOST_JITTER = 100.0
 
 
 def simulate(
@@ -21,15 +26,27 @@ def simulate(
     timing_only: bool,
     model_bytes: int | None,
 ) -> None:
+    if jitter > MOST_JITTER:
+        raise BadInput(f"--jitter {jitter} does not fit: it must be at most {MOST_JITTER}, and 0.1 is already much")
+    measured = step_seconds == "measured"
     cluster = Cluster(
         layout=job.layout,
-        step_seconds=measured_step_seconds(job) if step_seconds == "measured" else parse_seconds(step_seconds),
+        step_seconds=1.0 if measured else parse_seconds(step_seconds),
         link=Link(bytes_per_second=parse_rate(link), seconds=latency),
         local=Link(bytes_per_second=parse_rate(local_link), seconds=local_latency),
-        stragglers=dict(parse_straggler(text) for text in straggler),
+        stragglers=parse_stragglers(straggler),
         jitter=jitter,
     )
-    run(job, cluster, timing_only=timing_only, model_bytes=model_bytes)
+    with blaming_own_task(job.task, "in the simulation"):
+        if measured:
+            cluster = replace(cluster, step_seconds=measured_step_seconds(job))
+        run(
+            job,
+            cluster,
+            timing_only=timing_only,
+            model_bytes=model_bytes,
+            step_seconds_are="measured" if measured else "given",
+        )
 
 
 def parse_seconds(text: str) -> float:
@@ -37,6 +54,15 @@ def parse_seconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise BadInput(f"--step-seconds {text} does not fit: give seconds, such as 0.1, or 'measured'") from None
+
+
+def parse_stragglers(texts: Iterable[str]) -> dict[int, float]:
+    factors: dict[int, float] = {}
+    for rank, factor in map(parse_straggler, texts):
+        if rank in factors:
+            raise BadInput(f"--straggler {rank}:{factor:g} comes after {rank}:{factors[rank]:g}: name each rank once")
+        factors[rank] = factor
+    return factors
 
 
 def parse_straggler(text: str) -> tuple[int, float]:

@@ -3,6 +3,7 @@
 import statistics
 import time
 from contextlib import ExitStack
+from typing import Literal
 
 import torch
 
@@ -11,7 +12,7 @@ from ..replica import flatten
 from ..report.metrics import MetricsFile
 from ..report.progress import Progress
 from ..report.status import Result, Status
-from ..train.ending import finish_run, fresh_metrics
+from ..train.ending import check_outputs, finish_run, fresh_metrics
 from ..train.job import Job
 from .cluster import Cluster
 from .learners import Learners, NoModel, OneByOne, initial_model
@@ -19,9 +20,21 @@ from .run import run
 from .together import make_learners
 
 
-def simulate(job: Job, cluster: Cluster, *, timing_only: bool = False, model_bytes: int | None = None) -> Result:
+def simulate(
+    job: Job,
+    cluster: Cluster,
+    *,
+    timing_only: bool = False,
+    model_bytes: int | None = None,
+    step_seconds_are: Literal["given", "measured"] = "given",
+) -> Result:
     """Train in virtual time, or only time it: then `model_bytes` travel, by default as many as the model has."""
+    if model_bytes is not None and not timing_only:
+        raise BadInput("--model-bytes goes with --timing-only: otherwise the model's own bytes travel")
+    if model_bytes is not None and model_bytes < 1:
+        raise BadInput(f"--model-bytes {model_bytes} does not fit: it must be at least 1")
     task, workers = job.load_task(), cluster.layout.workers
+    check_outputs(job)
     history: list[Status] = []
     learners: Learners
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
@@ -37,8 +50,6 @@ def simulate(job: Job, cluster: Cluster, *, timing_only: bool = False, model_byt
             shards = [job.shard(task, rank, workers) for rank in range(workers)]
             steps = [job.steps_of(task, shard) for shard in shards]
         if not timing_only:
-            if model_bytes is not None:
-                raise BadInput("--model-bytes goes with --timing-only: otherwise the model's own bytes travel")
             learners = make_learners(task, shards, job.seed)
 
         def watch(status: Status) -> None:
@@ -57,6 +68,7 @@ def simulate(job: Job, cluster: Cluster, *, timing_only: bool = False, model_byt
         history=history,
         events=(event for trace in done.traces for event in trace.events),
         world="virtual",
+        compute=f"{step_seconds_are}, {cluster.step_seconds:.3g} s a step",
     )
 
 

@@ -5,6 +5,7 @@ The workers' parameters are the rows of one tensor, [workers, elements]. Forward
 """
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -43,14 +44,15 @@ def can_step_together(task: Task, shards: Sequence[Shard], seed: int) -> bool:
     if type(task.optimizer(model.parameters())) not in ELEMENT_WISE:
         return False
     try:
-        trial: list[Learners] = [kind(task, shards[:2], seed) for kind in (OneByOne, Together)]
-        for learners in trial:
-            for step in range(2):
-                for rank in range(2):
-                    learners.begin(rank, step, alone=True)
-                for rank in range(2):
-                    learners.end(rank)
-    except (RuntimeError, ValueError, TypeError):  # what vmap raises for a model that it cannot map
+        with warnings.catch_warnings(action="error"):  # such as: no batching rule, so it would be slow
+            trial: list[Learners] = [kind(task, shards[:2], seed) for kind in (OneByOne, Together)]
+            for learners in trial:
+                for step in range(2):
+                    for rank in range(2):
+                        learners.begin(rank, step, alone=True)
+                    for rank in range(2):
+                        learners.end(rank)
+    except (RuntimeError, ValueError, TypeError, Warning):  # what a model raises that cannot be mapped
         return False
     return all(
         torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * float(a.abs().max()))

@@ -9,26 +9,25 @@ from typing import Any
 import torch
 
 from ..errors import BadInput
+from .ending import check_outputs
 from .job import Job
-from .launch import LAUNCHED_HERE, Interrupted, launch
-from .worker import is_worker, work
+from .launch import launch, own_launcher
+from .worker import work
 
 
-def train(job: Job, given: Mapping[str, Any], device: str | None, port: int | None) -> None:
+def train(job: Job, given: Mapping[str, Any], device: str | None, port: int | None, *, worker: bool) -> None:
     where = find_device(device)
-    if not is_worker():
+    if not worker:
         check_before_launch(job)
-        try:
-            launch(sys.argv[1:] or ["train"], job.workers, port)
-        except Interrupted as error:
-            print(f"offbeat: {error}; metrics written so far are kept", file=sys.stderr)
-            raise SystemExit(128 + error.number) from None
+        launch(sys.argv[1:] or ["train"], job.workers, port)
         return
     workers = int(os.environ["WORLD_SIZE"])
     if given["workers"] not in (None, workers):
         raise BadInput(f"--workers {given['workers']} contradicts the launcher, which started {workers}: leave it out")
     job = replace(job, workers=workers)
-    spread = LAUNCHED_HERE in os.environ or job.nodes is not None
+    spread = own_launcher() is not None or job.nodes is not None
+    if own_launcher() is None and os.environ["RANK"] == "0":
+        check_outputs(job)
     work(job, job.layout if spread else None, where)
 
 
@@ -37,6 +36,7 @@ def check_before_launch(job: Job) -> None:
     task = job.load_task()
     for rank in range(job.workers):
         job.shard(task, rank, job.workers)
+    check_outputs(job)
 
 
 def find_device(name: str | None) -> torch.device:

@@ -10,7 +10,6 @@ from torch import nn
 
 from ..errors import BadInput
 from ..layout import Layout
-from ..report.outputs import write_outputs
 from ..report.status import Result, Status
 from ..report.table import print_result
 from ..trace import Event
@@ -28,6 +27,7 @@ def finish_run(
     history: Sequence[Status],
     events: Iterable[Event],
     world: Literal["real", "virtual"],
+    compute: str,
 ) -> Result:
     """`last` is every worker's status at the end, `history` all that were seen; model None: timing only."""
     accuracy, loss = (None, None) if model is None else evaluate(model, task)
@@ -36,6 +36,7 @@ def finish_run(
         task=task.name,
         strategy=job.strategy.name,
         world=world,
+        compute=compute,
         workers=count,
         nodes=layout.nodes,
         seed=job.seed,
@@ -50,6 +51,8 @@ def finish_run(
     if job.out is not None:
         if model is not None:
             save_model(model, job.out / "model.safetensors")
+        from ..report.outputs import write_outputs  # matplotlib takes its time, and only the first rank draws
+
         write_outputs(job.out, result, history, events, layout.node_of)
     if not job.quiet:
         console = Console(stderr=True)
@@ -59,6 +62,31 @@ def finish_run(
     if job.json is not None:
         result.write_json(job.json)
     return result
+
+
+def check_outputs(job: Job) -> None:
+    """Before a run: that its results will find their place, so that nothing is trained in vain."""
+    if job.out is not None:
+        try:
+            job.out.mkdir(parents=True, exist_ok=True)
+            _try_to_write(job.out / ".offbeat")
+        except OSError as error:
+            raise BadInput(f"--out {job.out} cannot be written to ({error.strerror}): give a folder of yours") from None
+    if isinstance(job.json, Path):
+        try:
+            _try_to_write(job.json)
+        except OSError as error:
+            raise BadInput(
+                f"--json {job.json} cannot be written ({error.strerror}): give a file in a folder of yours"
+            ) from None
+
+
+def _try_to_write(path: Path) -> None:
+    """Leaves a file that is there as it is, and none where there was none."""
+    existed = path.exists()
+    path.open("a").close()
+    if not existed:
+        path.unlink()
 
 
 def save_model(model: nn.Module, path: Path) -> None:

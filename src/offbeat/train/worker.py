@@ -1,18 +1,16 @@
 """One worker of a real run: the training loop, around which nothing is special but `attach`."""
 
 import os
-import traceback
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..attach import Attachment, attach
-from ..connect import ENVIRONMENT, join_process_group
-from ..errors import BadInput, OffbeatError
+from ..connect import join_process_group
 from ..gather import gather_json
 from ..layout import Layout
 from ..report.meter import Meter
@@ -22,7 +20,7 @@ from ..report.status import Status
 from ..trace import Event
 from .board import Board
 from .ending import finish_run, fresh_metrics
-from .job import Job
+from .job import Job, blaming_own_task
 from .task import Task
 
 STATUS_SECONDS = 0.2  # between two statuses of a worker, or
@@ -31,15 +29,10 @@ EVENTS = 200_000  # of all workers, in trace.json
 TIMEOUT_SECONDS = 300.0
 
 
-def is_worker() -> bool:
-    """Whether a launcher, ours or torchrun, started this process as one of several."""
-    return all(name in os.environ for name in ENVIRONMENT)
-
-
 def work(job: Job, layout: Layout | None, device: torch.device) -> None:
     """Train to the end as the rank that the environment names; rank 0 shows, evaluates and writes."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with blaming_own_task(job.task, rank):
+    with blaming_own_task(job.task, f"on rank {rank}"):
         task = job.load_task()
         steps = job.steps_of(task, job.shard(task, rank, workers))
         join_process_group(device, TIMEOUT_SECONDS)
@@ -65,6 +58,7 @@ def work(job: Job, layout: Layout | None, device: torch.device) -> None:
                 history=history,
                 events=[Event.from_dict(event) for ending in endings for event in ending["events"]],
                 world="real",
+                compute=job.compute,
             )
         dist.destroy_process_group()
 
@@ -83,10 +77,13 @@ def train(
     device = next(model.parameters()).device
     post_every, posted_at = max(1, steps // STATUSES), 0.0
     for step in range(steps):
+        began = time.monotonic()
         inputs, targets = task.train.batch(shard.indices(step))
         optimizer.zero_grad()
         loss = task.loss(model(inputs.to(device)), targets.to(device))
         loss.backward()  # type: ignore[no-untyped-call]
+        if job.step_seconds is not None:  # as a host waits while its device computes
+            time.sleep(max(0.0, began + job.step_seconds - time.monotonic()))
         optimizer.step()
         now = run.comm.now()
         meter.step(loss.detach(), now)
@@ -114,20 +111,3 @@ def watched(job: Job, task: Task, rank: int, workers: int, history: list[Status]
                     metrics.write(status)
 
         yield stack.enter_context(Board(rank, workers, show))
-
-
-@contextmanager
-def blaming_own_task(name: str, rank: int) -> Iterator[None]:
-    """What goes wrong inside the user's own task is the user's to mend: say where, in one sentence."""
-    try:
-        yield
-    except OffbeatError:
-        raise
-    except Exception as error:
-        file, _, _ = name.rpartition(":")
-        if not file:
-            raise
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(file).resolve()]
-        where = f"line {frames[-1].lineno} of {file}" if frames else file
-        story = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BadInput(f"task {name} failed on rank {rank}: {where} raised {story}") from error
