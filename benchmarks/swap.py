@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,8 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from offbeat.peers import Peers, listen
+from offbeat.peers.wire import memory
 
 HOST = "127.0.0.1"
 TARGET_RATIO = 1.5
@@ -45,9 +46,9 @@ def gloo_batch(rank: int, x: Tensor, out: Tensor) -> None:
 
 def bare(sock: socket.socket, x: Tensor, out: Tensor) -> None:
     """A thread that sends all, while this one receives all: two system calls."""
-    sender = threading.Thread(target=sock.sendall, args=(memoryview(x.numpy()).cast("B"),))
+    sender = threading.Thread(target=sock.sendall, args=(memory(x, "x"),))
     sender.start()
-    into, got = memoryview(out.numpy()).cast("B"), 0
+    into, got = memory(out, "out"), 0
     while got < into.nbytes:
         got += sock.recv_into(into[got:], 0, socket.MSG_WAITALL)
     sender.join()
@@ -59,7 +60,7 @@ def ours(peers: Peers, rank: int, x: Tensor, out: Tensor) -> None:
     work.result()
 
 
-def connect(rank: int, store: dist.Store, name: str) -> socket.socket:
+def connect(rank: int, store: TCPStore, name: str) -> socket.socket:
     if rank == 0:
         with listen(HOST) as listener:
             store.set(name, str(listener.getsockname()[1]))
@@ -75,10 +76,10 @@ def run(rank: int, nbytes: int, repeats: int, port: Connection, results: Connect
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if rank == 0:  # the system chooses the port, and rank 0 tells
-        store = dist.TCPStore(HOST, 0, 2, True, timedelta(seconds=60), wait_for_workers=False)
+        store = TCPStore(HOST, 0, 2, True, timedelta(seconds=60), wait_for_workers=False)
         port.send(store.port)
     else:
-        store = dist.TCPStore(HOST, port.recv(), 2, False, timedelta(seconds=60))
+        store = TCPStore(HOST, port.recv(), 2, False, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     listener = listen(HOST)
     store.set(f"peer {rank}", str(listener.getsockname()[1]))
@@ -171,4 +172,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

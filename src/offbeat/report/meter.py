@@ -1,7 +1,6 @@
 """Meter: turns what one worker does into `Status`; the training loop of either world feeds it once a step."""
 
 import math
-from typing import Protocol
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from .status import Status
 class Meter:
     def __init__(self, rank: int, steps: int, trace: Trace, strategy: Strategy) -> None:
         self._rank, self._steps, self._trace, self._strategy = rank, steps, trace, strategy
-        self._step = 0
+        self.steps_done = 0
         self._last_step_at = 0.0
         self._losses = 0
         self._loss_sum: Tensor | float = 0.0
@@ -21,32 +20,31 @@ class Meter:
 
     def step(self, loss: Tensor | float, now: float) -> None:
         """A step is done. A loss on an accelerator stays there until a status is asked for."""
-        self._step += 1
+        self.steps_done += 1
         self._last_step_at = now
         self._losses += 1
         self._loss_sum = self._loss_sum + loss
 
     def status(self, now: float) -> Status:
         """At `now` seconds since the run began; the loss is the mean since the last call."""
-        if self._losses:
-            self._loss, self._losses, self._loss_sum = float(self._loss_sum) / self._losses, 0, 0.0
+        status = self.peek(now)
+        self._loss, self._losses, self._loss_sum = status.loss, 0, 0.0
+        return status
+
+    def peek(self, now: float) -> Status:
+        """The same, without a trace: the next status will say what it would have said."""
+        loss = float(self._loss_sum) / self._losses if self._losses else self._loss
         report, seconds = self._strategy.report(), self._trace.seconds
         return Status(
             rank=self._rank,
-            step=self._step,
+            step=self.steps_done,
             steps=self._steps,
             seconds=now,
-            loss=self._loss,
-            steps_per_second=self._step / self._last_step_at if self._last_step_at else 0.0,
+            loss=loss,
+            steps_per_second=self.steps_done / self._last_step_at if self._last_step_at else 0.0,
             computing_share=min(1.0, seconds["compute"] / now) if now else 0.0,
             waiting_share=min(1.0, seconds["wait"] / now) if now else 0.0,
             bytes_sent=self._trace.bytes_sent,
             averages=int(report.get("averages", 0)),
             delay=report.get("delay"),
         )
-
-
-class Watch(Protocol):
-    """Who wants to see the statuses while a run goes on."""
-
-    def __call__(self, status: Status) -> None: ...

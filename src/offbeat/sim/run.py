@@ -17,7 +17,7 @@ from .learners import Learners
 from .network import Network
 from .work import SimProcess, SimWork
 
-STATUSES_PER_WORKER = 100  # in metrics and plots
+Watch = Callable[[Meter, float], None]  # called after every step of a worker, with the virtual time
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def run(
     *,
     seed: int,
     nbytes: int | None = None,
-    watch: Callable[[Status], None] | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Train `steps[rank]` steps on every rank. `nbytes`: bytes of the parameters, where `learners` has no model."""
     layout, clock = cluster.layout, Clock()
@@ -72,14 +72,13 @@ class _Worker:
     meter: Meter
     steps: int
     seed: int
-    watch: Callable[[Status], None] | None
+    watch: Watch | None
 
     def train(self) -> Steps:
         rank, strategy, clock = self.rank, self.strategy, self.world.clock
         yield from strategy.start(self.learners.replicas[rank], SimComm(rank, self.world, self.seed))
         pace = self.cluster.pace(rank, self.seed)
         ranks = strategy.gradient_ranks(self.cluster.layout, rank)
-        shown_every = max(1, self.steps // STATUSES_PER_WORKER)
         step = 0
         while step < self.steps:
             step += 1
@@ -97,8 +96,8 @@ class _Worker:
                 yield averaged
             self.meter.step(loss, clock.now)
             yield from strategy.after_step(step)
-            if self.watch is not None and step % shown_every == 0:
-                self.watch(self.meter.status(clock.now))
+            if self.watch is not None:
+                self.watch(self.meter, clock.now)
         while len(ranks) > 1 and strategy.averages_gradients(step + 1):
             if not (yield self.gradients.follow(rank, ranks)):
                 break

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import BadInput
 from ..replica import flatten
+from ..report.meter import Meter
 from ..report.metrics import MetricsFile
 from ..report.progress import Progress
 from ..report.status import Result, Status
@@ -18,6 +19,9 @@ from .cluster import Cluster
 from .learners import Learners, NoModel, OneByOne, initial_model
 from .run import run
 from .together import make_learners
+
+STATUSES_PER_WORKER, STATUSES = 100, 20_000  # in metrics and plots, at most about so many
+SHOW_SECONDS = 0.5
 
 
 def simulate(
@@ -52,11 +56,21 @@ def simulate(
         if not timing_only:
             learners = make_learners(task, shards, job.seed)
 
-        def watch(status: Status) -> None:
-            history.append(status)
+        every = max(1, max(steps) // max(5, min(STATUSES_PER_WORKER, STATUSES // workers)))
+        shown_at = time.monotonic()
+
+        def watch(meter: Meter, now: float) -> None:
+            nonlocal shown_at
+            if meter.steps_done % every == 0:
+                history.append(status := meter.status(now))
+                if metrics is not None:
+                    metrics.write(status)
+            elif time.monotonic() - shown_at > SHOW_SECONDS:  # of slow steps too something is seen
+                status = meter.peek(now)
+            else:
+                return
             progress.update([status])
-            if metrics is not None:
-                metrics.write(status)
+            shown_at = time.monotonic()
 
         done = run(job.strategy, cluster, learners, steps, seed=job.seed, nbytes=model_bytes, watch=watch)
     return finish_run(

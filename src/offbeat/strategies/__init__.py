@@ -25,13 +25,18 @@ def make_strategy(spec: str, given: Mapping[str, Any] | None = None) -> Strategy
         key, equals, text = part.partition("=")
         if not equals:
             raise BadInput(f"{part!r} in {spec!r} is not an option: write name=value, as in 'lasgd:every=8'")
+        if key in values:
+            raise BadInput(f"{key} is given twice in {spec!r}: give it once")
         values[key] = text
     for key, value in {**values, **(given or {})}.items():
         if key not in options.options_of(cls):
             takes = ", ".join(options.options_of(cls)) or "no options"
             owners = [other.name for other in STRATEGIES.values() if key in options.options_of(other)]
             if owners:
-                raise BadInput(f"{key} is an option of {', '.join(owners)}, not of {name}, which takes {takes}")
+                raise BadInput(
+                    f"{key}={value} does not fit {name}, which takes {takes}: "
+                    f"leave it out, or choose {' or '.join(owners)}"
+                )
             raise unknown(f"option of {name}", key, options.options_of(cls))
         values[key] = options.parse(cls, key, value) if isinstance(value, str) else value
     return cls(**values)
