@@ -77,7 +77,7 @@ BOTH = [
     ("--strategy lasgd:every=abc", r"every=abc .* whole number"),
     ("--strategy lasgd:every", r"name=value"),
     ("--strategy lasgd:every=8 --every 9", r"--every 9 .* give it once"),
-    ("--strategy ddp --every 8", r"every is an option of .*lasgd, not of ddp"),
+    ("--strategy ddp --every 8", r"every=8 does not fit ddp, .*lasgd"),
     ("--strategy gossip --rate nan", r"rate=nan"),
     ("--strategy gossip --topology rng", r"did you mean 'ring'\?"),
     ("--every 0", r"every=0 .* at least 1"),
