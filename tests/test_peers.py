@@ -456,8 +456,9 @@ def test_an_unreachable_peer_costs_the_others_nothing() -> None:
         assert finish(a.pair((3, 2, 1)), b.pair((0,))) == [1, 0]
         both(a, b)
         for work in (silent, a.swap(torch.ones(1), 3), a.pair((2, 3))):
+            assert work.wait(10)
             with pytest.raises(LostPeer):
-                finish(work)
+                work.result()
         assert a.alive() == {0, 1}
 
 

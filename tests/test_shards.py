@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import BadInput
-from offbeat.train.shards import Shard, permutation
+from offbeat.train.shards import Shard, permutation, stacked_indices
 
 
 def epoch_of(shard: Shard, epoch: int) -> list[int]:
@@ -84,3 +84,21 @@ def test_empty_shard_is_refused_on_every_rank() -> None:
 def test_bad_numbers_are_refused(rank: int, workers: int, batch: int, seed: int) -> None:
     with pytest.raises(BadInput):
         Shard(samples=10, rank=rank, workers=workers, batch=batch, seed=seed)
+
+
+@given(
+    samples=st.integers(8, 200),
+    workers=st.integers(1, 8),
+    batch=st.integers(1, 40),
+    seed=st.integers(0, 3),
+    data=st.data(),
+)
+def test_stacked_indices_are_the_indices(
+    samples: int, workers: int, batch: int, seed: int, data: st.DataObject
+) -> None:
+    shards = [Shard(samples=samples, rank=r, workers=workers, batch=batch, seed=seed) for r in range(workers)]
+    shards = [shard for shard in shards if shard.size_of_batches == shards[-1].size_of_batches]
+    steps = [data.draw(st.integers(0, 60)) for _ in shards]
+    stacked = stacked_indices(shards, steps)
+    for row, shard, step in zip(stacked, shards, steps, strict=True):
+        assert torch.equal(row, shard.indices(step))

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..layout import Ranks
 from ..replica import Replica, flatten
-from ..train.shards import Shard
+from ..train.shards import Shard, stacked_indices
 from ..train.task import Task
 from .learners import Learners, OneByOne, initial_model, mean_model_
 
@@ -85,13 +85,11 @@ class Together:
     def end(self, rank: int) -> float:
         if rank in self._under_way:
             under_way, self._under_way = self._under_way, {}
-            by_size: dict[int, list[tuple[int, Tensor, bool]]] = defaultdict(list)
+            by_size: dict[int, list[int]] = defaultdict(list)
             for other in sorted(under_way):
-                step, alone = under_way[other]
-                indices = self._shards[other].indices(step)
-                by_size[len(indices)].append((other, indices, alone))
-            for batch in by_size.values():
-                self._learn(batch)
+                by_size[self._shards[other].size_of_batches].append(other)
+            for ranks in by_size.values():
+                self._learn(ranks, [under_way[r][0] for r in ranks], [under_way[r][1] for r in ranks])
         return self._losses[rank]
 
     def apply(self, ranks: Ranks, sources: Ranks) -> None:
@@ -104,24 +102,23 @@ class Together:
         self._base.release()
         return self._model
 
-    def _learn(self, batch: Sequence[tuple[int, Tensor, bool]]) -> None:
+    def _learn(self, ranks: Sequence[int], steps: Sequence[int], alone: Sequence[bool]) -> None:
         """The gradients of some workers; of those alone, the step too."""
-        ranks = [rank for rank, _, _ in batch]
-        inputs, targets = self._task.train.batch(torch.stack([indices for _, indices, _ in batch]))
+        inputs, targets = self._task.train.batch(stacked_indices([self._shards[rank] for rank in ranks], steps))
         rows = self._rows if len(ranks) == self._workers else self._rows.detach()[torch.tensor(ranks)].requires_grad_()
         losses = vmap(self._loss)(self._named(rows), inputs, targets)
         (gradients,) = torch.autograd.grad(losses.sum(), rows)
         for rank, loss in zip(ranks, losses.tolist(), strict=True):
             self._losses[rank] = loss
-        alone = [position for position, (_, _, is_alone) in enumerate(batch) if is_alone]
-        if len(alone) == len(batch):
+        if all(alone):
             self._step(ranks, gradients)
             return
         if self._gradients is None:
             self._gradients = torch.zeros_like(self._rows)
         self._gradients[torch.tensor(ranks)] = gradients
-        if alone:
-            self._step([ranks[position] for position in alone], gradients[torch.tensor(alone)])
+        if any(alone):
+            chosen = torch.tensor(alone)
+            self._step([rank for rank, is_alone in zip(ranks, alone, strict=True) if is_alone], gradients[chosen])
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """The parameters that lie in some rows, by name, [rows, *shape]."""

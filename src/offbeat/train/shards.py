@@ -4,6 +4,7 @@ Each epoch has one permutation of all samples, drawn from (seed, epoch) and shar
 rank r of w takes every w-th of it, starting at r.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -46,8 +47,28 @@ class Shard:
         """Whole batches in an epoch; a shard smaller than a batch is one batch. Ranks may differ by one."""
         return max(1, len(range(self.rank, self.samples, self.workers)) // self.batch)
 
+    @cached_property
+    def size_of_batches(self) -> int:
+        """All are of one size: `batch`, or that of a smaller shard."""
+        return min(self.batch, len(range(self.rank, self.samples, self.workers)))
+
     def indices(self, step: int) -> Tensor:
         """The samples of a step, int64 [batch] (or the whole of a shard smaller than `batch`)."""
         epoch, index = divmod(step, self.steps_per_epoch)
         own = permutation(self.samples, self.seed, epoch)[self.rank :: self.workers]
         return own[index * self.batch : (index + 1) * self.batch].clone()
+
+
+def stacked_indices(shards: Sequence[Shard], steps: Sequence[int]) -> Tensor:
+    """`shard.indices(step)` of several shards of the same data, as one tensor [shards, batch], in a few operations."""
+    first = shards[0]
+    ranks = torch.tensor([shard.rank for shard in shards])
+    epochs, numbers = zip(
+        *(divmod(step, s.steps_per_epoch) for s, step in zip(shards, steps, strict=True)), strict=True
+    )
+    within = torch.tensor(numbers)[:, None] * first.batch + torch.arange(first.size_of_batches)
+    positions = ranks[:, None] + first.workers * within
+    if len(set(epochs)) == 1:
+        return permutation(first.samples, first.seed, epochs[0])[positions]
+    orders = {epoch: permutation(first.samples, first.seed, epoch) for epoch in set(epochs)}
+    return torch.stack([orders[epoch][row] for epoch, row in zip(epochs, positions, strict=True)])
