@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from offbeat.layout import Ranks
 from offbeat.replica import Replica
 
-ELEMENTS = 24
+ELEMENTS, CUT = 24, 10
 RATE = 0.1
 
 
@@ -26,20 +26,26 @@ def start() -> Tensor:
 
 
 class Quadratic:
-    """Learners of this problem for the virtual world; remembers the sum of all changes that steps made."""
+    """Learners of this problem for the virtual world; remembers the sum of all changes that steps made.
+
+    x lies in two flat buffers, as that of a model of two dtypes does.
+    """
 
     def __init__(self, workers: int) -> None:
-        self.replicas = [Replica((start(),)) for _ in range(workers)]
+        self.replicas = [Replica((start()[:CUT].clone(), start()[CUT:].clone())) for _ in range(workers)]
         self.moved = [torch.zeros(ELEMENTS, dtype=torch.float64) for _ in range(workers)]
         self._under_way: dict[int, tuple[int, bool]] = {}
         self._deltas: dict[int, Tensor] = {}
+
+    def x(self, rank: int) -> Tensor:
+        return torch.cat(self.replicas[rank].flats)
 
     def begin(self, rank: int, step: int, *, alone: bool) -> None:
         self._under_way[rank] = (step, alone)
 
     def end(self, rank: int) -> float:
         step, alone = self._under_way.pop(rank)
-        (x,) = self.replicas[rank].flats
+        x = self.x(rank)
         self._deltas[rank] = delta(rank, step, x)
         if alone:
             self._move(rank, self._deltas[rank])
@@ -54,7 +60,8 @@ class Quadratic:
         raise AssertionError("there is no model")
 
     def _move(self, rank: int, change: Tensor) -> None:
-        self.replicas[rank].flats[0].add_(change)
+        for flat, part in zip(self.replicas[rank].flats, (change[:CUT], change[CUT:]), strict=True):
+            flat.add_(part)
         self.moved[rank] += change
 
 

@@ -643,7 +643,7 @@ def test_ranks_that_differ_are_told():
         assert said[5] == ""
 
 
-@pytest.mark.parametrize("strategy", [strategy for strategy in ALL if strategy != "gossip"])
+@pytest.mark.parametrize("strategy", ALL)
 @pytest.mark.parametrize("at", [0, 3])
 def test_an_exception_on_one_rank_reaches_all(strategy, at):
     *others, (own, seconds) = run_workers(raise_on_last_rank, 3, strategy, at, timeout_seconds=12)

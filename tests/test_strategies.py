@@ -79,8 +79,8 @@ def test_virtual_matches_the_reference(row: Row) -> None:
     else:
         learners, _ = virtual(row.spec, [STEPS] * WORKERS)
         expected = row.reference(start(), delta, WORKERS, STEPS)
-    for replica in learners.replicas:
-        torch.testing.assert_close(replica.flats[0], expected, rtol=1e-12, atol=1e-12)
+    for rank in range(WORKERS):
+        torch.testing.assert_close(learners.x(rank), expected, rtol=1e-12, atol=1e-12)
 
 
 @every_row
@@ -99,8 +99,8 @@ def test_same_seed_same_bits(row: Row) -> None:
     (one, first), (other, second) = runs
     assert first.seconds == second.seconds
     assert [list(t.events) for t in first.traces] == [list(t.events) for t in second.traces]
-    for a, b in zip(one.replicas, other.replicas, strict=True):
-        assert torch.equal(a.flats[0], b.flats[0])
+    for rank in range(WORKERS):
+        assert torch.equal(one.x(rank), other.x(rank))
 
 
 def test_another_seed_gives_other_bits() -> None:
@@ -114,7 +114,7 @@ def test_mean_follows_the_steps(row: Row, steps: list[int]) -> None:
     """The invariant of all: the mean of the workers is the start plus the mean of all that their steps changed."""
     learners, _ = virtual(row.spec, steps, jitter=0.3)
     expected = start() + torch.stack(learners.moved).mean(0)
-    mean = torch.stack([replica.flats[0] for replica in learners.replicas]).mean(0)
+    mean = torch.stack([learners.x(rank) for rank in range(len(steps))]).mean(0)
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
     assert consensus_distance(learners.replicas) < 1e-12
 
@@ -125,7 +125,7 @@ def test_uneven_ends_agree_in_both_worlds(row: Row, real_uneven: dict[str, list[
     assert all(torch.equal(x, xs[0]) for x in xs)
     if row.same_in_both_worlds:
         learners, _ = virtual(row.spec, UNEVEN)
-        torch.testing.assert_close(xs[0], learners.replicas[0].flats[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(xs[0], learners.x(0), rtol=1e-10, atol=1e-10)
 
 
 @every_row
@@ -133,7 +133,7 @@ def test_converges(row: Row) -> None:
     """Among equals, all end near the mean of the targets. (A straggler's last steps, alone, pull to its own.)"""
     goal = torch.stack([target(rank) for rank in range(WORKERS)]).mean(0)
     learners, _ = virtual(row.spec, [150] * WORKERS, jitter=0.1, slow=1.0)
-    x = learners.replicas[0].flats[0]
+    x = learners.x(0)
     assert (x - goal).norm() < 0.15 * (start() - goal).norm()
 
 
@@ -143,13 +143,13 @@ def test_alone_it_is_the_plain_loop(row: Row) -> None:
     x = start()
     for number in range(STEPS):
         x = x + delta(0, number, x)
-    assert torch.equal(learners.replicas[0].flats[0], x)
+    assert torch.equal(learners.x(0), x)
 
 
 @every_row
 def test_equals_synchronous_sgd(row: Row) -> None:
     learners, _ = virtual(row.spec, [STEPS] * WORKERS)
-    close = torch.allclose(learners.replicas[0].flats[0], ddp(start(), delta, WORKERS, STEPS), rtol=1e-12, atol=1e-12)
+    close = torch.allclose(learners.x(0), ddp(start(), delta, WORKERS, STEPS), rtol=1e-12, atol=1e-12)
     # With one pull per worker, linear in x, only a delay or an interval can make a difference.
     assert close or not row.one_step_of_sgd
 

@@ -38,13 +38,13 @@ def attach(
     layout: Layout | None = None,
     buffers: bool = True,
     seed: int = 0,
-    timeout_seconds: float = 300.0,
+    timeout_seconds: float = 1800.0,
 ) -> Iterator["Attachment"]:
     """Train `model` together with the other workers of this run, as `strategy` says.
 
     layout: which ranks share a node (default: those on the same host). buffers: average floating-point buffers, such
     as BatchNorm's statistics, with the parameters. seed: of what the strategy draws at random.
-    timeout_seconds: how long a silent peer is waited for before it counts as lost.
+    timeout_seconds: how long the others are waited for in a collective, also at the end, before one counts as lost.
     """
     if isinstance(strategy, str):
         strategy = make_strategy(strategy)

@@ -28,6 +28,7 @@ from .strategy import Strategy
 from .torch_comm import TorchComm
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PEER_SECONDS = 60.0  # a peer that is silent in an exchange for so long is lost; the others carry on
 CLOSING_SECONDS = 1.0  # for connections to be closed, at most
 
 
@@ -100,7 +101,7 @@ def connect(
     device: torch.device,
     layout: Layout | None = None,
     seed: int = 0,
-    timeout_seconds: float = 300.0,
+    timeout_seconds: float = 1800.0,
     same: Mapping[str, str] | None = None,
 ) -> Connection:
     """Join the other workers of this run; alone if nothing says that there are others.
@@ -159,7 +160,7 @@ def _connect(
     peers = None
     if listener is not None:
         addresses = {other: (place["address"][0], place["address"][1]) for other, place in enumerate(everyone)}
-        key, seconds = bytes.fromhex(everyone[0]["key"]), process_groups.timeout_seconds
+        key, seconds = bytes.fromhex(everyone[0]["key"]), min(PEER_SECONDS, process_groups.timeout_seconds)
         peers = Peers(rank, addresses, listener, key=key, timeout_seconds=seconds)
     comm = TorchComm(rank, layout, seed=seed, groups=groups, peers=peers)
     on_failure.callback(comm.close)

@@ -130,20 +130,23 @@ class Collective:
         self, name: str, handle: dist.Work | Future[object], buffer: Tensor, ranks: Ranks, nbytes: int, comm: TorchComm
     ) -> None:
         self.name = name
-        self._handle, self._buffer, self._ranks, self._nbytes, self._comm = handle, buffer, ranks, nbytes, comm
+        self._handle: dist.Work | Future[object] | None = handle
+        self._buffer, self._ranks, self._nbytes, self._comm = buffer, ranks, nbytes, comm
         self._since = comm.now()
         self._error: OffbeatError | None = None
         self._seen = False
 
     @property
     def done(self) -> bool:
+        if self._handle is None:
+            return True
         return self._handle.done() if isinstance(self._handle, Future) else self._handle.is_completed()
 
     def wait(self) -> None:
         try:
             if isinstance(self._handle, Future):
                 self._handle.result()
-            else:
+            elif self._handle is not None:
                 self._handle.wait()
         except RuntimeError as error:
             self._error = LostPeer(None, f"{self.name} over ranks {_short(self._ranks)} failed: {_first_line(error)}")
@@ -155,6 +158,7 @@ class Collective:
             if self._buffer.ndim > 0:  # a number on its own is a control message
                 seconds = self._comm.now() - self._since
                 self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self._ranks)
+            self._handle = None  # lets go of torch's sockets, also where an error keeps this object alive
         if self._error is not None:
             raise self._error
         return self._buffer

@@ -3,8 +3,7 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from .layout import Ranks
 
@@ -13,8 +12,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SAME_INSTANT = 1e-9  # seconds: the end of one event and the start of the next, rounded apart
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     kind: Kind
     name: str  # "step", "average", "gradients", "swap", ...
     rank: int
@@ -24,7 +22,7 @@ class Event:
     peers: Ranks = ()
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Event":

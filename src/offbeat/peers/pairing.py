@@ -5,11 +5,13 @@
                          k's own question is out:   WAIT if i < k (YES or NO follows), else NO and k asks i later
     i -- ASK -->  k  <-- ASK -- at once:            the lower rank's question counts
     i -- RETRACT --> k   k was silent for too long: i goes on with the next, k asks i when it comes round
+    i <-- FREE --  k     k refused i before, can be asked now, but does not ask yet itself (`after`)
 
 Nobody is missed. Let i and k both look for each other, i the later to begin. i asks k. k says NO only while
 its own question is out and i > k, and then asks i later; i, asked by the lower k, never says NO to it but
-makes it WAIT. Waits run from lower to higher ranks only, so they form no cycle. A question that is retracted
-is remembered by the one asked, and a peer that was silent is asked again as soon as it is heard.
+makes it WAIT. If i does not ask yet, it tells k, whom it refused before, that it is FREE, and k asks. Waits
+run from lower to higher ranks only, so they form no cycle. A question that is retracted is remembered by the
+one asked, and a peer that was silent is asked again as soon as it is heard.
 
 Only frames and times go in and out of here, so the tests run it on a simulated network, too.
 """
@@ -56,11 +58,15 @@ class Matching:
         self._search: _Search | None = None
         self._asking: _Question | None = None  # our question, not yet answered
         self._promised: _Question | None = None  # we said YES, not yet confirmed; never both
+        self._refused: set[int] = set()  # asked in vain, and neither asked nor told FREE since
         self._silent: set[int] = set()  # left a question without any reply; asked again once heard
         self._lost: set[int] = set()
 
     def begin(self, work: Pending[int], candidates: Ranks, after_seconds: float, now: float) -> None:
         self._search = _Search(work, candidates, now + after_seconds, deque(candidates))
+        for peer in candidates:
+            if peer in self._refused and after_seconds > 0:
+                self._invite(peer)
         self._go_on(now)
 
     def stop(self, work: Pending[int], now: float) -> None:
@@ -116,7 +122,9 @@ class Matching:
         if kind is Kind.ASK:
             self._asked(peer, number, now)
         elif kind is Kind.RETRACT:
-            self._retracted(peer, number)
+            self._retracted(peer, number, now)
+        elif kind is Kind.FREE:
+            self._ask_later(peer)
         elif kind is Kind.CONFIRM and _is(self._promised, peer, number):
             self._paired(peer)
         elif kind is Kind.YES and _is(self._asking, peer, number):
@@ -140,6 +148,7 @@ class Matching:
                 self._promise(peer, number, now)
             return  # the lower rank's question counts: the peer will answer ours and drop its own
         if search is None or search.stopping or peer not in search.candidates:
+            self._refused.add(peer)
             self._send(peer, Kind.NO, number)
         elif self._asking is None and self._promised is None:
             self._promise(peer, number, now)
@@ -147,16 +156,24 @@ class Matching:
             search.held[peer] = number
             self._send(peer, Kind.WAIT, number)
         else:
+            self._refused.add(peer)
             self._ask_later(peer)
             self._send(peer, Kind.NO, number)
 
-    def _retracted(self, peer: int, number: int) -> None:
+    def _retracted(self, peer: int, number: int, now: float) -> None:
+        self._refused.add(peer)
         if _is(self._promised, peer, number):
             self._promised = None
         if self._search is not None:
             if self._search.held.get(peer) == number:
                 del self._search.held[peer]
+            if now < self._search.ask_from_seconds and peer in self._search.candidates:
+                self._invite(peer)
             self._ask_later(peer)
+
+    def _invite(self, peer: int) -> None:
+        self._refused.discard(peer)
+        self._send(peer, Kind.FREE, 0)
 
     def _ask_later(self, peer: int) -> None:
         search = self._search
@@ -187,6 +204,7 @@ class Matching:
         while search.to_ask:
             peer = search.to_ask.popleft()
             if peer not in self._lost and peer not in self._silent:
+                self._refused.discard(peer)
                 self._number = (self._number + 1) % 2**32
                 self._asking = _Question(peer, self._number, now + self._patience_seconds)
                 self._send(peer, Kind.ASK, self._number)
@@ -204,6 +222,7 @@ class Matching:
         assert search is not None
         self._search = None
         for peer, number in search.held.items():
+            self._refused.add(peer)
             self._send(peer, Kind.NO, number)
         return search.work
 

@@ -48,6 +48,7 @@ class Kind(IntEnum):
     RETRACT = 6  # forget my question
     OFFER = 7  # I have a swap of so many bytes of this dtype ready
     BODY = 8  # and here it is: nbytes of raw memory follow
+    FREE = 9  # I refused you before; now you may ask me again
 
 
 class Frame(NamedTuple):

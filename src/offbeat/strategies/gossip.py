@@ -41,6 +41,7 @@ class Gossip(Strategy):
         self._started_at = comm.now()
         self._step_seconds = 0.0
         self._loop: Process | None = None
+        self._unsettled = False
 
     def after_step(self, step: int) -> Steps:
         self._settle()
@@ -61,18 +62,21 @@ class Gossip(Strategy):
         return {"averages": self.exchanges}
 
     def _settle(self) -> None:
-        for weights, x, added in zip(self.replica.flats, self._x, self._added, strict=True):
-            weights.add_(added)
-            x.copy_(weights)
-            added.zero_()
+        if self._unsettled:
+            for weights, added in zip(self.replica.flats, self._added, strict=True):
+                weights.add_(added)
+                added.zero_()
+            self._unsettled = False
+        copy_all_(self._x, self.replica.flats)
 
     def _exchange(self) -> Steps:
         try:
             while self._neighbours:
-                self._random.shuffle(self._neighbours)
+                first = self._random.randrange(len(self._neighbours))
+                candidates = (*self._neighbours[first:], *self._neighbours[:first])
                 patience = self._random.expovariate(self.rate / 2) * self._step_seconds
                 try:
-                    peer = yield self.comm.pair(tuple(self._neighbours), after=patience)
+                    peer = yield self.comm.pair(candidates, after=patience)
                     yield from self._average_with(peer)
                 except LostPeer as lost:
                     self._neighbours = [rank for rank in self._neighbours if rank != lost.peer]  # go on without it
@@ -83,7 +87,8 @@ class Gossip(Strategy):
         for x, added, mine, theirs in zip(self._x, self._added, self._mine, self._theirs, strict=True):
             mine.copy_(x)
             yield self.comm.swap(mine, peer, out=theirs)
-            theirs.sub_(mine).mul_(0.5)
-            x.add_(theirs)
-            added.add_(theirs)
+            theirs.sub_(mine)
+            x.add_(theirs, alpha=0.5)
+            added.add_(theirs, alpha=0.5)
+            self._unsettled = True
         self.exchanges += 1

@@ -26,7 +26,7 @@ from .task import Task
 STATUS_SECONDS = 0.2  # between two statuses of a worker, or
 STATUSES = 50  # in a run too short for that
 EVENTS = 200_000  # of all workers, in trace.json
-TIMEOUT_SECONDS = 300.0
+TIMEOUT_SECONDS = 1800.0
 
 
 def work(job: Job, layout: Layout | None, device: torch.device) -> None:
