@@ -505,7 +505,7 @@ def test_parse_rate(text: str, bytes_per_second: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1000", "fast", "-5mbit", "1e999", "nan", "inf", "12MB", "12Mb/s", "100mbps", "1.2.3mbit", "mbit", "5 x"]
+    "text", ["", "1000", "-5mbit", "1e999", "nan", "inf", "12MB", "12Mb/s", "100mbps", "1.2.3mbit", "mbit", "5 x"]
 )
 def test_parse_rate_names_the_value_and_an_example(text: str) -> None:
     with pytest.raises(BadInput, match=r"^'.*' is not a rate: give .*100mbit or 12MB/s$"):

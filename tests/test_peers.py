@@ -18,6 +18,7 @@ import torch
 from offbeat.errors import BadInput, LostPeer, OffbeatError, Stopped
 from offbeat.layout import Ranks
 from offbeat.peers import Closed, Peers, Pending, listen
+from offbeat.peers.greeting import Listener
 from offbeat.peers.pairing import Matching
 from offbeat.peers.wire import Kind, Reply, greet
 
@@ -40,13 +41,23 @@ def nothing_left_behind() -> Iterator[None]:
     assert descriptors() == fds
 
 
+LOCAL = {"local": True}
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["unix", "tcp"])
+def local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Every test runs over Unix sockets, as on one host, and over TCP, as between hosts."""
+    monkeypatch.setitem(LOCAL, "local", request.param)
+    return bool(request.param)
+
+
 @contextmanager
 def world(size: int, **options: float) -> Iterator[list[Peers]]:
     with ExitStack() as stack:
         listeners = [listen(HOST) for _ in range(size)]
-        addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
+        addresses = {rank: (HOST, listener.port) for rank, listener in enumerate(listeners)}
         yield [
-            stack.enter_context(Peers(rank, addresses, listener, key=KEY, **options))
+            stack.enter_context(Peers(rank, addresses, listener, key=KEY, **LOCAL, **options))
             for rank, listener in enumerate(listeners)
         ]
 
@@ -386,10 +397,10 @@ def test_nobody_is_paired_with_one_it_did_not_name() -> None:
 # -- the dead, the stopped and the strange -----------------------------------------------------------------------------
 
 
-def doomed(rank: int, addresses: dict[int, tuple[str, int]], listener: socket.socket, how: int, forks: bool) -> None:
+def doomed(rank: int, addresses: dict[int, tuple[str, int]], listener: Listener, how: int, forks: bool) -> None:
     """A process that ends itself in the middle of a swap with rank 0."""
     torch.set_num_threads(1)
-    peers = Peers(rank, addresses, listener, key=KEY)
+    peers = Peers(rank, addresses, listener, key=KEY, **LOCAL)
     work = peers.swap(torch.ones(60_000_000, dtype=torch.uint8), 0)
     while not work.bytes_received > 3_000_000:
         time.sleep(0.0002)
@@ -403,14 +414,14 @@ def doomed(rank: int, addresses: dict[int, tuple[str, int]], listener: socket.so
 def world_with_a_doomed(how: int, forks: bool = False, **options: float) -> Iterator[tuple[Peers, Peers]]:
     """Ranks 0 and 1 here, and rank 2 in a process of its own."""
     listeners = [listen(HOST) for _ in range(3)]
-    addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
+    addresses = {rank: (HOST, listener.port) for rank, listener in enumerate(listeners)}
     process = get_context("fork").Process(target=doomed, args=(2, addresses, listeners[2], how, forks))
     process.start()
     listeners[2].close()
     try:
         with (
-            Peers(0, addresses, listeners[0], key=KEY, **options) as a,
-            Peers(1, addresses, listeners[1], key=KEY, **options) as b,
+            Peers(0, addresses, listeners[0], key=KEY, **LOCAL, **options) as a,
+            Peers(1, addresses, listeners[1], key=KEY, **LOCAL, **options) as b,
         ):
             yield a, b
     finally:
@@ -466,16 +477,24 @@ def test_a_peer_that_never_comes_to_the_swap_is_lost() -> None:
             finish(b.swap(torch.ones(3), 0))
 
 
-def test_an_unreachable_peer_costs_the_others_nothing() -> None:
-    """192.0.2.0/24 is set apart for documentation: nobody answers there."""
+def test_an_unreachable_peer_costs_the_others_nothing(local: bool) -> None:
+    """Rank 2 takes our call and never says a word, rank 3 is not there."""
     with listen(HOST) as gone:
-        refused = gone.getsockname()[1]
+        refused = gone.port
     listeners = listen(HOST), listen(HOST)
-    addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
-    addresses |= {2: ("192.0.2.1", 9), 3: (HOST, refused)}
+    addresses = {rank: (HOST, listener.port) for rank, listener in enumerate(listeners)}
     with (
-        Peers(0, addresses, listeners[0], key=KEY, timeout_seconds=1.0, patience_seconds=0.2) as a,
-        Peers(1, addresses, listeners[1], key=KEY) as b,
+        listen(HOST) as mute,
+        Peers(
+            0,
+            {**addresses, 2: (HOST, mute.port), 3: (HOST, refused)},
+            listeners[0],
+            key=KEY,
+            timeout_seconds=1.0,
+            patience_seconds=0.2,
+            local=local,
+        ) as a,
+        Peers(1, addresses, listeners[1], key=KEY, local=local) as b,
     ):
         silent = a.swap(torch.ones(1), 2)
         assert finish(a.pair((3, 2, 1)), b.pair((0,))) == [1, 0]
@@ -502,7 +521,7 @@ def test_an_unreachable_peer_costs_the_others_nothing() -> None:
 )
 def test_a_stranger_harms_nobody(words: bytes) -> None:
     listeners = listen(HOST), listen(HOST)
-    addresses = {rank: (HOST, listener.getsockname()[1]) for rank, listener in enumerate(listeners)}
+    addresses = {rank: (HOST, listener.port) for rank, listener in enumerate(listeners)}
     with (
         ExitStack() as stack,
         Peers(0, addresses, listeners[0], key=KEY, timeout_seconds=0.5) as a,
@@ -523,7 +542,7 @@ def test_a_peer_that_talks_nonsense_is_lost() -> None:
     listener = listen(HOST)
     with (
         Peers(0, {1: (HOST, 9), 2: (HOST, 9)}, listener, key=KEY) as a,
-        socket.create_connection((HOST, listener.getsockname()[1])) as peer,
+        socket.create_connection((HOST, listener.port)) as peer,
     ):
         peer.sendall(greet(Reply.HELLO, KEY, 1, 0) + b"\xff" * 16)
         while 1 in a.alive():

@@ -143,7 +143,7 @@ def _connect(
     control = process_groups.make(tuple(range(dist.get_world_size())), "gloo")
     here = {
         "host": os.environ.get("GROUP_RANK", "") + socket.gethostname(),
-        "address": [own_address(), listener.getsockname()[1]] if listener is not None else None,
+        "address": [own_address(), listener.port] if listener is not None else None,
         "key": secrets.token_hex(16),
         "same": {**same, "layout": str(layout and layout.node_of), "seed": str(seed)},
     }

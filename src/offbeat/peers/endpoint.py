@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import BadInput, LostPeer
 from ..layout import Ranks
-from .greeting import Address, Door, farewell, prepare
+from .greeting import Address, Door, Listener, farewell, prepare
 from .link import Link, Swap
 from .pairing import Matching
 from .wire import KEY_NBYTES_AT_LEAST, Frame, Kind, WireError
@@ -39,18 +39,20 @@ class Peers:
     `listen()` and is closed with the endpoint, and `key` is a secret of 16 or more random bytes that all ranks
     of the run share. A peer on which a swap makes no progress for `timeout_seconds` is lost, and so is one that
     does not even start the swap that we wait for. A peer that leaves the question of `pair` unanswered for
-    `patience_seconds` is passed over until it is heard again.
+    `patience_seconds` is passed over until it is heard again. Peers on this host are met over Unix sockets, which
+    are nearly twice as fast, unless `local` is False.
     """
 
     def __init__(
         self,
         rank: int,
         addresses: Mapping[int, tuple[str, int]],
-        listener: socket.socket,
+        listener: Listener,
         *,
         key: bytes,
         timeout_seconds: float = 30.0,
         patience_seconds: float = 1.0,
+        local: bool = True,
     ) -> None:
         if len(key) < KEY_NBYTES_AT_LEAST:
             raise BadInput(
@@ -60,7 +62,7 @@ class Peers:
             raise BadInput(f"a timeout of {timeout_seconds} and a patience of {patience_seconds} s must be positive")
         self.rank = rank
         self._timeout_seconds = timeout_seconds
-        self._addresses = {peer: Address.of(*at) for peer, at in addresses.items() if peer != rank}
+        self._addresses = {peer: Address.of(*at, local=local) for peer, at in addresses.items() if peer != rank}
         self._links: dict[int, Link] = {}
         self._lost: dict[int, str] = {}
         self._matching = Matching(

@@ -18,6 +18,9 @@ from ..errors import BadInput
 from .wire import GREETING_NBYTES, Reply, WireError, greet, ungreet
 
 FAREWELL_SECONDS = 1.0  # how long close() waits for peers to read what was sent to them
+BACKLOG = 1024  # connections that wait to be accepted
+UNIX_SOCKETS = sys.platform == "linux"  # where they have abstract names
+UNIX_BUFFER_NBYTES = 1 << 20
 STRANGERS_AT_MOST = 64  # greeting at the same time, beside the run's own ranks
 
 
@@ -28,7 +31,10 @@ class Address(NamedTuple):
     numeric: Any  # what connect() takes for this family
 
     @classmethod
-    def of(cls, host: str, port: int) -> "Address":
+    def of(cls, host: str, port: int, *, local: bool = True) -> "Address":
+        """Of the peer that listens there; by a Unix socket if it is on this very host and `local` allows."""
+        if local and is_here(host):
+            return cls(socket.AF_UNIX, local_name(port))
         try:
             family, _, _, _, numeric = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except OSError as error:
@@ -36,11 +42,53 @@ class Address(NamedTuple):
         return cls(family, numeric)
 
 
-def listen(host: str = "") -> socket.socket:
-    """A listening socket on a port of the system's choice, to be given to `Peers`; its port is
-    `listen().getsockname()[1]`. Peers may connect from now on: they are served once `Peers` runs."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=1024)
+class Listener:
+    """Where peers connect: a TCP port, and beside it, for those on the same host, a Unix socket of that number."""
+
+    def __init__(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        tcp = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        self.port = int(tcp.getsockname()[1])
+        self.sockets = [tcp]
+        if UNIX_SOCKETS:
+            near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            near.bind(local_name(self.port))
+            near.listen(BACKLOG)
+            self.sockets.append(near)
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *story: object) -> None:
+        self.close()
+
+
+def listen(host: str = "") -> Listener:
+    """To be given to `Peers`, on a port of the system's choice. Peers may connect from now on: they are served once
+    `Peers` runs."""
+    return Listener(host)
+
+
+def local_name(port: int) -> str:
+    """The Unix socket beside a TCP port. An abstract name: like the port it is gone with its process, and seen only
+    inside the same network namespace, so it is no way around a network that lies between."""
+    return f"\0offbeat-{port}"
+
+
+def is_here(host: str) -> bool:
+    """Whether an address is one of this host's own."""
+    if not UNIX_SOCKETS:
+        return False
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def dial(to: Address) -> socket.socket:
@@ -61,6 +109,9 @@ def prepare(sock: socket.socket, timeout_seconds: float) -> None:
     """No delay for small frames; an error, not silence, when the network goes. Buffers stay with the kernel's
     autotuning, which was faster than any fixed size."""
     sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_NBYTES)
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
@@ -124,7 +175,7 @@ class Door:
         self,
         rank: int,
         addresses: dict[int, Address],
-        listener: socket.socket,
+        listener: Listener,
         key: bytes,
         timeout_seconds: float,
         selector: selectors.BaseSelector,
@@ -143,12 +194,13 @@ class Door:
         self._dialled: dict[int, Greeting] = {}
         self._strangers: dict[Greeting, None] = {}
         self._unreachable: dict[int, str] = {}
-        listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ, self._accept)
+        for sock in listener.sockets:
+            sock.setblocking(False)
+            selector.register(sock, selectors.EVENT_READ, partial(self._accept, sock))
 
     def sockets(self) -> list[socket.socket]:
         greetings = (*self._strangers, *self._dialled.values())
-        return [self._listener, *(greeting.socket for greeting in greetings if greeting.socket is not None)]
+        return [*self._listener.sockets, *(greeting.socket for greeting in greetings if greeting.socket is not None)]
 
     @property
     def deadline(self) -> float | None:
@@ -213,9 +265,9 @@ class Door:
             sock.close()
             greeting.socket = None
 
-    def _accept(self, _events: int) -> None:
+    def _accept(self, listener: socket.socket, _events: int) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:
