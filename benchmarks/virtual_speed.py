@@ -1,7 +1,8 @@
 """How fast is virtual time? Simulated worker-steps per second against a bare loop of the same model, in one run.
 
 Prints, for the digits MLP and the small CNN, the ratio of 64 simulated workers to a bare single-process loop (repeats
-interleaved, median and spread), then the cost of timing-only gossip as the number of workers grows.
+interleaved, median and spread), with workers of equal speed and with 10 % jitter, then the cost of timing-only gossip
+as the number of workers grows.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +27,7 @@ from offbeat.train.task import Samples, Task, cross_entropy
 from offbeat.train.tasks import load_task, sgd
 
 WORKERS = 64
+STRATEGIES = ("local_sgd", "lasgd:every=8", "lasgd", "gossip", "ddp")
 WANTED = {"digits mlp": 3.0, "small cnn": 0.8}  # times the bare loop
 TIMING_ONLY_SECONDS = 60.0  # 4,096 workers x 100 steps of gossip
 
@@ -61,12 +64,12 @@ def bare(task: Task, batch: int, steps: int) -> Callable[[], float]:
     return measure
 
 
-def simulated(task: Task, batch: int, steps: int, strategy: str) -> Callable[[], float]:
+def simulated(task: Task, batch: int, steps: int, strategy: str, jitter: float) -> Callable[[], float]:
     """Worker-steps per second of virtual time, the making of the replicas not counted."""
     shards = [
         Shard(samples=len(task.train), rank=rank, workers=WORKERS, batch=batch, seed=0) for rank in range(WORKERS)
     ]
-    cluster = Cluster(layout=Layout.even(WORKERS, WORKERS // 2), jitter=0.1)
+    cluster = Cluster(layout=Layout.even(WORKERS, WORKERS // 2), jitter=jitter)
 
     def measure() -> float:
         learners = make_learners(task, shards, 0)
@@ -88,32 +91,38 @@ def timing_only(workers: int, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, for the bare loop too (default: 1)")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    record: dict[str, object] = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    torch.set_num_threads(arguments.threads)  # two that share cores with others stall each other
+    record: dict[str, Any] = {"threads": arguments.threads, "torch": torch.__version__}
 
     for name, task, batch, steps in (
-        ("digits mlp", load_task("digits", seed=0), 16, 100),
+        ("digits mlp", load_task("digits", seed=0), 16, 60),
         ("small cnn", cnn_task(), 32, 4),
     ):
-        speeds: dict[str, list[float]] = {}
         measures = {"bare loop": bare(task, batch, steps * 8)}
-        measures |= {spec: simulated(task, batch, steps, spec) for spec in ("local_sgd", "lasgd", "gossip", "ddp")}
-        for _ in range(arguments.repeats):
+        for jitter in (0.0, 0.1):
+            for strategy in STRATEGIES:
+                measures[f"{strategy}, jitter {jitter:.0%}"] = simulated(task, batch, steps, strategy, jitter)
+        speeds: dict[str, list[float]] = {label: [] for label in measures}
+        for repeat in range(arguments.repeats + 1):
             for label, measure in measures.items():
-                speeds.setdefault(label, []).append(measure())
-        print(f"\n{name}, batch {batch}: worker-steps per second, {WORKERS} simulated workers, 10 % jitter")
+                speed = measure()
+                if repeat:  # the first round warms up
+                    speeds[label].append(speed)
+        print(f"\n{name}, batch {batch}: worker-steps per second of {WORKERS} simulated workers")
+        record[name] = {}
         for label, values in speeds.items():
             ratios = [value / base for value, base in zip(values, speeds["bare loop"], strict=True)]
             middle = statistics.median(ratios)
+            record[name][label] = {"per_second": statistics.median(values), "ratios": ratios}
             print(
-                f"  {label:<10} {statistics.median(values):9.0f}   {middle:5.2f} x the bare loop "
+                f"  {label:<22} {statistics.median(values):8.0f}   {middle:5.2f} x the bare loop "
                 f"({min(ratios):.2f} to {max(ratios):.2f})"
+                + ("" if label == "bare loop" or middle >= WANTED[name] else f"   below {WANTED[name]}")
             )
-            record[f"{name}, {label}"] = {"per_second": statistics.median(values), "ratio": middle, "ratios": ratios}
-        worst = min(record[f"{name}, {label}"]["ratio"] for label in measures)  # type: ignore[index]
-        verdict = "held" if worst >= WANTED[name] else "NOT held"
-        print(f"  wanted: at least {WANTED[name]} x the bare loop, with every strategy: {verdict} ({worst:.2f})")
+        print(f"  wanted: at least {WANTED[name]} x the bare loop")
 
     print("\ntiming only, gossip at rate 1, 100 steps, a node per worker")
     for workers in (256, 1024, 4096):

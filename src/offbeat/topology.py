@@ -1,6 +1,7 @@
 """Topologies: who may exchange with whom. Pure functions of the number of workers."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from .errors import unknown
 from .layout import Ranks
@@ -24,6 +25,7 @@ def complete(workers: int) -> Neighbours:
 TOPOLOGIES: dict[str, Callable[[int], Neighbours]] = {f.__name__: f for f in (ring, exponential, complete)}
 
 
+@lru_cache(maxsize=4)  # thousands of simulated workers ask for the same
 def neighbours(topology: str, workers: int) -> Neighbours:
     if topology not in TOPOLOGIES:
         raise unknown("topology", topology, TOPOLOGIES)

@@ -31,21 +31,23 @@ class Collectives:
 
     def __init__(self, clock: Clock, network: Network, traces: Sequence[Trace], bytes_scale: float) -> None:
         self._clock, self._network, self._traces, self._scale = clock, network, traces, bytes_scale
-        self._rounds: dict[Ranks, dict[int, Round]] = defaultdict(dict)
-        self._calls: dict[Ranks, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._rounds: dict[tuple[int, int], Round] = {}  # group, number
+        self._calls: dict[tuple[int, int], int] = defaultdict(int)  # group, rank
+        self._groups: dict[Ranks, int] = {}
+        self._seen: dict[int, tuple[Ranks, int]] = {}
 
     def join(self, kind: Kind, rank: int, buffer: Tensor, ranks: Ranks, source: int = -1) -> SimWork[Tensor]:
         """`buffer` holds this rank's value and will hold the result."""
-        calls = self._calls[ranks]
-        number = calls[rank]
-        calls[rank] += 1
-        round = self._rounds[ranks].setdefault(number, Round(kind, source))
+        group = self._group(ranks)
+        number = self._calls[group, rank]
+        self._calls[group, rank] += 1
+        round = self._rounds.setdefault((group, number), Round(kind, source))
         if (round.kind, round.source) != (kind, source):
             raise RuntimeError(f"rank {rank} calls {kind} where others call {round.kind}: orders differ")
         work: SimWork[Tensor] = SimWork(kind)
         round.arrived[rank] = (buffer, work, self._clock.now)
         if len(round.arrived) == len(ranks):
-            del self._rounds[ranks][number]
+            del self._rounds[group, number]
             self._begin(round, ranks)
         return work
 
@@ -76,6 +78,13 @@ class Collectives:
             if buffer.ndim > 0:
                 self._traces[rank].add("communicate", round.kind, since, self._clock.now - since, share, ranks)
             work.complete(buffer)
+
+    def _group(self, ranks: Ranks) -> int:
+        """A number for these ranks. To hash thousands of them in every call would be most of the work, so a tuple seen
+        before is known by its identity (and kept, so that no other can take it)."""
+        if id(ranks) not in self._seen:
+            self._seen[id(ranks)] = (ranks, self._groups.setdefault(ranks, len(self._groups)))
+        return self._seen[id(ranks)][1]
 
     def nbytes(self, x: Tensor) -> int:
         """On the wire. A number on its own is a control message; all else is a part of the model, to scale."""

@@ -21,7 +21,8 @@ class Pairing:
     def __init__(self, clock: Clock, round_trip: Callable[[int, int], float]) -> None:
         self._clock, self._round_trip = clock, round_trip
         self._free: dict[int, _Free] = {}
-        self._asking: dict[int, None] = {}  # free ranks whose candidates were all busy, in order of asking
+        self._asking: dict[int, int] = {}  # free ranks whose candidates were all busy -> which question it was
+        self._questions = 0
 
     def pair(self, rank: int, candidates: Ranks, after: float) -> SimWork[int]:
         interrupt = stopped(self._clock)
@@ -33,10 +34,10 @@ class Pairing:
 
         work: SimWork[int] = SimWork("pair", on_stop=withdraw)
         free = self._free[rank] = _Free(frozenset(candidates), work)
-        for asker in self._asking:
-            if self._may_meet(rank, asker):
-                self._match(asker, rank)
-                return work
+        askers = [other for other in candidates if other in self._asking and self._may_meet(rank, other)]
+        if askers:
+            self._match(min(askers, key=self._asking.__getitem__), rank)
+            return work
         free.asks = self._clock.after(after, lambda: self._ask(rank, candidates))
         return work
 
@@ -46,7 +47,8 @@ class Pairing:
             if self._may_meet(rank, other):
                 self._match(rank, other)
                 return
-        self._asking[rank] = None
+        self._questions += 1
+        self._asking[rank] = self._questions
 
     def _may_meet(self, a: int, b: int) -> bool:
         return a in self._free and b in self._free and b in self._free[a].candidates and a in self._free[b].candidates

@@ -1,7 +1,9 @@
 """One training run in virtual time: every worker a process, every step real (or timed only)."""
 
 import copy
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..comm import Steps
@@ -54,11 +56,25 @@ def run(
         worker = _Worker(rank, own, cluster, world, learners, gradients, meter, steps[rank], seed, watch)
         process = SimProcess(f"rank {rank}", worker.train(), clock, world.traces[rank])
         world.processes.append(process)
-    clock.run()
+    with paused_collector():
+        clock.run()
     stuck = [f"{p.name} waits for {p.waits_for.name}" for p in world.processes if p.waits_for is not None]
     if stuck:
         raise RuntimeError(f"nothing can happen any more at {clock.now:.6f} s: {'; '.join(stuck[:8])}")
     return Run(clock.now, [meter.status(clock.now) for meter in meters], world.traces)
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Python's cycle collector walks through all events kept, again and again: with thousands of workers that is most
+    of the time. A simulation makes few cycles, and they are collected when it is over."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
