@@ -99,7 +99,7 @@ def main() -> None:
 
     for name, task, batch, steps in (
         ("digits mlp", load_task("digits", seed=0), 16, 60),
-        ("small cnn", cnn_task(), 32, 4),
+        ("small cnn", cnn_task(), 32, 2),
     ):
         measures = {"bare loop": bare(task, batch, steps * 8)}
         for jitter in (0.0, 0.1):

@@ -584,3 +584,14 @@ def test_a_last_swap_arrives_though_the_sender_closes_at_once() -> None:
             assert here.wait(10)
             a.close()
             assert torch.equal(finish(there)[0], x)
+
+
+def test_without_its_unix_socket_a_peer_is_met_over_tcp() -> None:
+    listeners = listen(HOST), listen(HOST)
+    for listener in listeners:
+        for near in listener.sockets[1:]:
+            near.close()
+        del listener.sockets[1:]
+    addresses = {rank: (HOST, listener.port) for rank, listener in enumerate(listeners)}
+    with Peers(0, addresses, listeners[0], key=KEY) as a, Peers(1, addresses, listeners[1], key=KEY) as b:
+        both(a, b)

@@ -56,7 +56,17 @@ def main() -> None:
         if not is_worker():
             raise
         end_worker(error)
-    sys.exit(status if isinstance(status, int) else 0)
+    status = status if isinstance(status, int) else 0
+    if is_worker():
+        leave(status)
+    sys.exit(status)
+
+
+def leave(status: int) -> NoReturn:
+    """End this worker without taking the interpreter down: torch's threads would still ask for its lock, and crash."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def is_worker() -> bool:
@@ -93,9 +103,7 @@ def end_worker(error: Exception) -> NoReturn:
         tell_launcher(error)
         if own_launcher() is None:
             complain(str(error), BAD_INPUT)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(BAD_INPUT if isinstance(error, BadInput) else FAILURE)
+    leave(BAD_INPUT if isinstance(error, BadInput) else FAILURE)
 
 
 def complain(sentence: str, status: int) -> int:

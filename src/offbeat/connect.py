@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,13 +20,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .errors import BadInput, LostPeer, OffbeatError
+from .errors import BadInput, LostPeer, OffbeatError, torch_story
 from .gather import gather_json
 from .layout import Layout, Ranks
 from .peers import Peers, listen
 from .strategy import Strategy
 from .torch_comm import TorchComm
 
+LOOPBACK = "127.0.0.1"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PEER_SECONDS = 60.0  # a peer that is silent in an exchange for so long is lost; the others carry on
 CLOSING_SECONDS = 1.0  # for connections to be closed, at most
@@ -60,6 +61,8 @@ class ProcessGroups:
             holders.append([self.made.pop()])
             dist.destroy_process_group(holders[-1][0])
         if self.owns_default:
+            assert dist.group.WORLD is not None
+            holders.append([dist.group.WORLD])
             dist.destroy_process_group()
         gc.collect()  # DistributedDataParallel is part of a reference cycle, and holds its group
         threads = [threading.Thread(target=holder.clear, name="offbeat closing", daemon=True) for holder in holders]
@@ -87,7 +90,7 @@ class Connection:
             if orderly and self.control is not None:
                 dist.barrier(self.control)
         except RuntimeError as error:
-            raise LostPeer(None, f"not all ranks came to the end: {str(error).splitlines()[0]}") from None
+            raise LostPeer(None, f"not all ranks came to the end: {torch_story(error)}") from None
         finally:
             self.gradient_group = self.control = None
             self.averaging.clear()
@@ -159,6 +162,7 @@ def _connect(
     }
     peers = None
     if listener is not None:
+        check_reachable([place["host"] for place in everyone], [place["address"][0] for place in everyone])
         addresses = {other: (place["address"][0], place["address"][1]) for other, place in enumerate(everyone)}
         key, seconds = bytes.fromhex(everyone[0]["key"]), min(PEER_SECONDS, process_groups.timeout_seconds)
         peers = Peers(rank, addresses, listener, key=key, timeout_seconds=seconds)
@@ -178,8 +182,9 @@ def join_process_group(device: torch.device, timeout_seconds: float) -> None:
         dist.init_process_group(backend, store=store, rank=rank, world_size=workers, timeout=timeout)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        first = str(error).splitlines()[0]
-        raise OffbeatError(f"rank {os.environ['RANK']} could not join the others at {where}: {first}") from None
+        raise OffbeatError(
+            f"rank {os.environ['RANK']} could not join the others at {where}: {torch_story(error)}"
+        ) from None
 
 
 _met: dict[tuple[str, ...], tuple[Any, int, int]] = {}
@@ -229,7 +234,20 @@ def _gradient_backend(device: torch.device, layout: Layout) -> str:
 
 def own_address() -> str:
     """The address under which the others reach this host: that of the interface towards the first rank."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing; picks the route
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    with suppress(OSError):
+        where = socket.getaddrinfo(os.environ.get("MASTER_ADDR", LOOPBACK), 9, type=socket.SOCK_DGRAM)
+        for family, kind, _, _, numeric in where:
+            with socket.socket(family, kind) as probe, suppress(OSError):
+                probe.connect(numeric)  # sends nothing; picks the route
+                return str(probe.getsockname()[0])
+    return LOOPBACK
+
+
+def check_reachable(hosts: Sequence[str], addresses: Sequence[str]) -> None:
+    """Peers on other hosts cannot be met at an address that every host has for itself."""
+    for rank, address in enumerate(addresses):
+        if len(set(hosts)) > 1 and (address.startswith("127.") or address == "::1"):
+            raise BadInput(
+                f"rank {rank} on {hosts[rank]} would be called at {address}, which other hosts cannot reach: "
+                f"set MASTER_ADDR to an address of the first host that all hosts can reach"
+            )

@@ -1,5 +1,6 @@
 """What can go wrong, by name. Every message is one sentence: the value, the rule, the remedy."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -22,6 +23,14 @@ class LostPeer(OffbeatError):
 
 class Stopped(OffbeatError):
     """Raised inside a background process, at its pending pair or sleep, when it is asked to stop."""
+
+
+def torch_story(error: Exception) -> str:
+    """What torch.distributed says went wrong, in one line, without source files and good wishes."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.split(r"\. This |\. Is there |, remote=| GLHF", re.sub(r"^(\[[^\]]*\.\w+:\d+\]\s*)+", "", lines[0]))[
+        0
+    ].rstrip(" .!")
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> BadInput:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .comm import ring_bytes
-from .errors import LostPeer, OffbeatError
+from .errors import LostPeer, OffbeatError, torch_story
 from .layout import Ranks
 from .replica import Replica, trainable
 from .torch_comm import TorchComm
@@ -210,7 +210,7 @@ class Gradients:
         return averaged
 
     def _lost(self, error: RuntimeError) -> LostPeer:
-        self.failure = LostPeer(None, f"the average of gradients failed: {(str(error).strip() or '?').splitlines()[0]}")
+        self.failure = LostPeer(None, f"the average of gradients failed: {torch_story(error)}")
         return self.failure
 
     def _what_is_missing(self, backwards: int) -> str:

@@ -6,8 +6,11 @@ Two threads, one that sends and one that receives, keep the order of the calls; 
 enqueues.
 """
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,17 +19,48 @@ Wait = Callable[[], object]  # returns when it is done, or raises what went wron
 Begin = Callable[[Tensor, Tensor], Wait]  # begin(x, out) on the host
 
 
+T = TypeVar("T")
+
+
+class Line:
+    """One thing after another, in a thread that keeps no process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
+    def close(self) -> None:
+        """The thread ends after what is in line; nobody waits for it."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # or it would hold torch's connections open while the line is empty
+
+
 class Staging:
     def __init__(self) -> None:
-        self._sender = ThreadPoolExecutor(1, "offbeat staging out")
-        self._receiver = ThreadPoolExecutor(1, "offbeat staging in")
+        self._sender, self._receiver = Line("offbeat staging out"), Line("offbeat staging in")
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
         self._pinned: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def start(self, x: Tensor, out: Tensor, begin: Begin) -> Future[object]:
         """`begin` sends x and receives into out, maybe the same; the future is done when out holds the result."""
         if not x.is_cuda:  # nothing to stage, but it keeps its place in the order
-            begun = self._sender.submit(begin, x, out)
+            begun = self._sender.submit(lambda: begin(x, out))
             return self._receiver.submit(lambda: begun.result()())
         outward, inward = self._streams_of(x.device)
         host_x, host_out = self._host_buffer(x), self._host_buffer(out)
@@ -51,8 +85,8 @@ class Staging:
         return self._receiver.submit(receive)
 
     def close(self) -> None:
-        self._sender.shutdown(wait=False, cancel_futures=True)
-        self._receiver.shutdown(wait=False, cancel_futures=True)
+        self._sender.close()
+        self._receiver.close()
 
     def _streams_of(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         if device not in self._streams:

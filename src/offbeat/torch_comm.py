@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .comm import Steps, ring_bytes
 from .driver import Driver, Finished, RealProcess, RealWork, Sleep
-from .errors import LostPeer, OffbeatError
+from .errors import LostPeer, OffbeatError, torch_story
 from .layout import Layout, Ranks
 from .peers import Peers, Swap
 from .staging import Staging
@@ -57,10 +57,11 @@ class TorchComm:
     def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> RealWork[Tensor]:
         if len(ranks) == 1:
             return Finished(_into(x, out))
-        if out is None:
-            out = torch.empty_like(x)
-        torch.mul(x, 1.0 / len(ranks), out=out)  # then the sum is the mean, and the copy has cost no extra pass
-        return self._start("average", out, ranks, ring_bytes(out.nbytes, len(ranks)))
+        if is_exact_share(len(ranks), x.dtype):  # then the sum is the mean, and the copy has cost no further pass
+            out = torch.mul(x, 1 / len(ranks), out=torch.empty_like(x) if out is None else out)
+            return self._start("average", out, ranks, ring_bytes(out.nbytes, len(ranks)))
+        out = _into(x, out)
+        return self._start("average", out, ranks, ring_bytes(out.nbytes, len(ranks)), divide_by=len(ranks))
 
     def broadcast(self, x: Tensor, source: int, ranks: Ranks, out: Tensor | None = None) -> RealWork[Tensor]:
         out = _into(x, out)
@@ -68,7 +69,9 @@ class TorchComm:
             return Finished(out)
         return self._start("broadcast", out, ranks, out.nbytes if self.rank == source else 0, source)
 
-    def _start(self, name: str, buffer: Tensor, ranks: Ranks, nbytes: int, source: int = -1) -> "Collective":
+    def _start(
+        self, name: str, buffer: Tensor, ranks: Ranks, nbytes: int, source: int = -1, divide_by: int = 1
+    ) -> "Collective":
         group = self._groups.get(ranks)
         if group is None:
             raise OffbeatError(f"no process group for ranks {ranks}: the strategy must name them in `groups`")
@@ -88,7 +91,7 @@ class TorchComm:
             if self._staging is None
             else self._staging.start(buffer, buffer, lambda tensor, _: begin(tensor).wait)
         )
-        return Collective(name, handle, buffer, ranks, nbytes, self)
+        return Collective(name, handle, buffer, ranks, nbytes, divide_by, self)
 
     def pair(self, candidates: Ranks, after: float = 0.0) -> RealWork[int]:
         return self._endpoint.pair(candidates, after)
@@ -127,9 +130,17 @@ class Collective:
     """A collective on torch.distributed, issued asynchronously and polled."""
 
     def __init__(
-        self, name: str, handle: dist.Work | Future[object], buffer: Tensor, ranks: Ranks, nbytes: int, comm: TorchComm
+        self,
+        name: str,
+        handle: dist.Work | Future[object],
+        buffer: Tensor,
+        ranks: Ranks,
+        nbytes: int,
+        divide_by: int,
+        comm: TorchComm,
     ) -> None:
         self.name = name
+        self._divide_by = divide_by
         self._handle: dist.Work | Future[object] | None = handle
         self._buffer, self._ranks, self._nbytes, self._comm = buffer, ranks, nbytes, comm
         self._since = comm.now()
@@ -149,12 +160,14 @@ class Collective:
             elif self._handle is not None:
                 self._handle.wait()
         except RuntimeError as error:
-            self._error = LostPeer(None, f"{self.name} over ranks {_short(self._ranks)} failed: {_first_line(error)}")
+            self._error = LostPeer(None, f"{self.name} over ranks {_short(self._ranks)} failed: {torch_story(error)}")
 
     def result(self) -> Tensor:
         if not self._seen:
             self._seen = True
             self.wait()  # done, so at once; tells what went wrong, and orders CUDA streams
+            if self._divide_by > 1 and self._error is None:
+                self._buffer /= self._divide_by
             if self._buffer.ndim > 0:  # a number on its own is a control message
                 seconds = self._comm.now() - self._since
                 self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self._ranks)
@@ -211,6 +224,11 @@ def _finish(swap: Swap) -> None:
     swap.result()
 
 
+def is_exact_share(ranks: int, dtype: torch.dtype) -> bool:
+    """Whether x / ranks is exact, so that the mean may be had by dividing first; else rounding would bias it."""
+    return ranks & (ranks - 1) == 0 and dtype != torch.float16  # whose range is so short that it would lose digits
+
+
 def _into(x: Tensor, out: Tensor | None) -> Tensor:
     if out is None:
         return x.clone()
@@ -219,7 +237,3 @@ def _into(x: Tensor, out: Tensor | None) -> Tensor:
 
 def _short(ranks: Ranks) -> str:
     return str(list(ranks)) if len(ranks) <= 8 else f"{ranks[0]}..{ranks[-1]}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -29,17 +29,15 @@ class Address(NamedTuple):
 
     family: int
     numeric: Any  # what connect() takes for this family
+    near: str | None = None  # the Unix socket beside it, if it is on this very host
 
     @classmethod
     def of(cls, host: str, port: int, *, local: bool = True) -> "Address":
-        """Of the peer that listens there; by a Unix socket if it is on this very host and `local` allows."""
-        if local and is_here(host):
-            return cls(socket.AF_UNIX, local_name(port))
         try:
             family, _, _, _, numeric = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except OSError as error:
             raise BadInput(f"{host}:{port} is no address that this machine can resolve: {error}") from None
-        return cls(family, numeric)
+        return cls(family, numeric, local_name(port) if local and is_here(host) else None)
 
 
 class Listener:
@@ -93,6 +91,14 @@ def is_here(host: str) -> bool:
 
 def dial(to: Address) -> socket.socket:
     """A socket that is connecting; it becomes writable when connected or refused. Raises OSError."""
+    if to.near is not None:
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        near.setblocking(False)
+        try:
+            near.connect(to.near)
+            return near
+        except OSError:
+            near.close()  # not there after all: by TCP, then
     sock = socket.socket(to.family, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
