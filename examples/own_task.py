@@ -11,7 +11,7 @@ import math
 import torch
 from torch import nn
 
-from offbeat.train.task import Samples, Task, cross_entropy
+from offbeat import Samples, Task, cross_entropy
 
 ARMS = 3
 

@@ -1,15 +1,22 @@
 """What every Comm must do, as strategies see it. Each case runs on all ranks, in virtual and in real time."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from offbeat.comm import Comm, Steps
-from offbeat.errors import Stopped
+from offbeat.errors import BadInput, OffbeatError, Stopped
 
 RANKS = (0, 1, 2, 3)
 Case = Callable[[Comm], Steps]
+
+
+def refused(kind: type[OffbeatError], words: str, call: Callable[[], object]) -> None:
+    with pytest.raises(kind, match=re.escape(words)):
+        call()
 
 
 def average_gives_the_mean_in_a_fresh_buffer(comm: Comm) -> Steps:
@@ -166,6 +173,100 @@ def stop_lets_a_swap_through(comm: Comm) -> Steps:
     assert got[1] == "stopped"
 
 
+def stop_reaches_a_sleep_that_is_over(comm: Comm) -> Steps:
+    ends: list[str] = []
+
+    def restless() -> Steps:
+        try:
+            for _ in range(1000):
+                yield comm.sleep(0)
+            ends.append("never stopped")
+        except Stopped:
+            ends.append("stopped")
+
+    def busy() -> Steps:
+        nap = comm.sleep(0)
+        yield comm.swap(torch.zeros(1), comm.rank ^ 1)
+        try:
+            yield nap
+            ends.append("never stopped")
+        except Stopped:
+            ends.append("stopped")
+
+    for steps in (restless(), busy()):
+        process = comm.spawn(steps)
+        process.stop()
+        yield process
+    assert ends == ["stopped", "stopped"]
+
+
+def a_stopped_process_need_not_catch_it(comm: Comm) -> Steps:
+    def sleeper() -> Steps:
+        yield comm.sleep(1000.0)
+
+    process = comm.spawn(sleeper())
+    yield comm.sleep(0.02)
+    process.stop()
+    yield process
+    assert process.done
+    process.result()
+
+
+def ranks_must_be_declared(comm: Comm) -> Steps:
+    words = "no process group for ranks (0, 1): the strategy must name them in `groups`"
+    refused(OffbeatError, words, lambda: comm.average(torch.zeros(1), (0, 1)))
+    refused(OffbeatError, words, lambda: comm.broadcast(torch.zeros(1), 0, (0, 1)))
+    yield from ()
+
+
+def pair_needs_candidates(comm: Comm) -> Steps:
+    refused(BadInput, "pair() got no candidates: name at least one rank", lambda: comm.pair(()))
+    refused(BadInput, f"rank 4 is no peer of rank {comm.rank}: choose among", lambda: comm.pair((4,)))
+    refused(BadInput, f"rank {comm.rank} is no peer of", lambda: comm.swap(torch.zeros(1), comm.rank))
+    yield from ()
+
+
+def one_pair_at_a_time(comm: Comm) -> Steps:
+    candidate = ((comm.rank + 1) % 4,)
+
+    def lonely() -> Steps:
+        search = comm.pair(candidate, after=1000.0)
+        words = f"<search for a partner among {candidate}: under way> already: stop() it or wait() for it before"
+        refused(BadInput, words, lambda: comm.pair(candidate))
+        yield search
+
+    process = comm.spawn(lonely())
+    process.stop()
+    yield process
+    yield comm.average(torch.zeros(1), RANKS)
+
+
+def swaps_must_be_alike(comm: Comm) -> Steps:
+    peer = comm.rank ^ 1
+    first = torch.zeros(4 + comm.rank % 2)
+    second = torch.zeros(4, dtype=(torch.float32, torch.float64)[comm.rank % 2])
+    for x in (first, second):
+        words = f"and this rank {x.nbytes} bytes of float.*: both must give the same size and dtype"
+        with pytest.raises(BadInput, match=words):
+            yield comm.swap(x, peer)
+    refused(BadInput, "give an out like x", lambda: comm.swap(torch.zeros(4), peer, out=torch.zeros(5)))
+    assert torch.equal((yield comm.swap(torch.full((2,), float(comm.rank)), peer)), torch.full((2,), float(peer)))
+
+
+def work_under_way_has_no_result(comm: Comm) -> Steps:
+    def lonely() -> Steps:
+        search = comm.pair(((comm.rank + 1) % 4,), after=1000.0)
+        refused(OffbeatError, "is not done: wait() for it", search.result)
+        yield search
+
+    process = comm.spawn(lonely())
+    refused(OffbeatError, "is not done: wait() for it", process.result)
+    refused(OffbeatError, "is not done: wait() for it", comm.sleep(1.0).result)
+    process.stop()
+    yield process
+    yield comm.average(torch.zeros(1), RANKS)
+
+
 def code_between_yields_is_atomic(comm: Comm) -> Steps:
     """Two processes and the hooks change the same numbers in many small steps; none may see another's half."""
     shared = {"inside": "", "count": 0}
@@ -205,5 +306,12 @@ CASES: list[Case] = [
     a_process_runs_beside,
     stop_interrupts_sleep_and_pair,
     stop_lets_a_swap_through,
+    stop_reaches_a_sleep_that_is_over,
+    a_stopped_process_need_not_catch_it,
+    ranks_must_be_declared,
+    pair_needs_candidates,
+    one_pair_at_a_time,
+    swaps_must_be_alike,
+    work_under_way_has_no_result,
     code_between_yields_is_atomic,
 ]

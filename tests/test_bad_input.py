@@ -135,6 +135,11 @@ SIMULATE = [
     ("--step-seconds soon", r"'measured'"),
     ("--model-bytes 5", r"goes with --timing-only"),
     ("--timing-only --model-bytes 0", r"--model-bytes 0"),
+    ("--timing-only --model-bytes 5 --model cnn", r"--model cnn would go unused beside --model-bytes"),
+    ("--timing-only --model-bytes 5 --learning-rate 0.5", r"--learning-rate 0.5 would go unused"),
+    ("--timing-only --model-bytes 5 --steps 3 --batch 2", r"--batch 2 would go unused"),
+    ("--timing-only --model-bytes 5 --steps 3 --task mnist --data nowhere", r"--data nowhere would go unused"),
+    ("--timing-only --model-bytes 5 --steps 3 --task digit", r"did you mean 'digits'\?"),
     ("--task own.py:complex_model", r"'weight' is torch.complex64"),
     ("--task own.py:model_does_not_fit", r"line \d+ of own.py raised RuntimeError"),
 ]

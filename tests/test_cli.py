@@ -15,9 +15,14 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
+from commands import run_here
 
+from offbeat.options import options_of
 from offbeat.report.metrics import read_metrics
 from offbeat.report.status import Result
+from offbeat.strategies.lasgd import LASGD
+from offbeat.train.seed import worker_seed
 from offbeat.train.task import evaluate
 from offbeat.train.tasks import load_task
 
@@ -34,6 +39,22 @@ def task():
     full = load_task("synthetic", seed=0)
     few = Samples(inputs=full.train.inputs[:41], targets=full.train.targets[:41])  # 21 and 20 for two workers
     return replace(full, train=few, batch=7)
+"""
+DRAWS = """
+import os
+from dataclasses import replace
+import torch
+from offbeat.train.tasks import load_task
+
+class Draws(torch.nn.Linear):
+    def forward(self, x):
+        if self.training:
+            with open(f"drawn{os.environ['RANK']}", "w") as file:
+                file.write(str(float(torch.rand(()))))
+        return super().forward(x)
+
+def task():
+    return replace(load_task("synthetic", seed=0), model=lambda: Draws(32, 10))
 """
 FOREVER = ["--task", "synthetic", "--steps", "10000000", "--workers", "2"]
 
@@ -140,6 +161,36 @@ def test_train_leaves_all_outputs_and_json_alone_on_stdout(tmp_path: Path) -> No
     assert {"compute", "communicate"} <= kinds
     assert (out / "summary.png").read_bytes().startswith(b"\x89PNG")
     assert "emulated" in run.stderr
+
+
+@pytest.mark.timeout(90)
+def test_the_default_run_learns(tmp_path: Path) -> None:
+    with running("train", "--json", "result.json", folder=tmp_path) as run:
+        assert run.ends(80) == 0, run.stderr
+    result = check_result(json.loads((tmp_path / "result.json").read_text()), workers=4)
+    assert (result.task, result.strategy, result.nodes) == ("digits", "lasgd", 2)
+    assert result.options == {name: option.default for name, option in options_of(LASGD).items()}
+    assert result.accuracy is not None
+    assert result.accuracy >= 0.95
+
+
+@pytest.mark.timeout(90)
+def test_timing_of_given_bytes_and_steps_reads_no_data(tmp_path: Path) -> None:
+    arguments = "simulate --timing-only --model-bytes 1000 --steps 5 --task mnist --json result.json"
+    run_here(arguments.split(), tmp_path)
+    result = check_result(json.loads((tmp_path / "result.json").read_text()), workers=4)
+    assert (result.task, result.accuracy, result.loss) == ("mnist", None, None)
+
+
+@pytest.mark.timeout(90)
+def test_every_rank_draws_its_own_numbers(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    arguments = ["train", "--task", "draws.py:task", "--workers", "2", "--steps", "1", "--seed", "3", "--quiet"]
+    with running(*arguments, folder=tmp_path) as run:
+        assert run.ends() == 0, run.stderr
+    for rank in range(2):
+        expected = torch.rand((), generator=torch.Generator().manual_seed(worker_seed(3, rank)))
+        assert float((tmp_path / f"drawn{rank}").read_text()) == float(expected)
 
 
 @pytest.mark.timeout(90)

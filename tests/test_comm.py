@@ -13,16 +13,24 @@ import torch
 from contract import CASES, RANKS, Case
 from workers import run_workers
 
-from offbeat.comm import Steps
+from offbeat.comm import Comm, Steps
 from offbeat.connect import connect
 from offbeat.driver import Driver, Sleep
+from offbeat.errors import OffbeatError
 from offbeat.layout import Layout
 from offbeat.sim.clock import Clock
 from offbeat.sim.comm import SimComm, World
 from offbeat.sim.network import Link, Network
 from offbeat.sim.work import SimProcess
 from offbeat.strategy import Strategy
+from offbeat.torch_comm import TorchComm
 from offbeat.trace import Trace
+
+
+@dataclass(kw_only=True)
+class MeetsPeers(Strategy):
+    meets_peers = True
+
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 LAYOUT = Layout((0, 0, 1, 1))
@@ -34,15 +42,10 @@ def test_virtual(case: Case) -> None:
     network = Network(
         LAYOUT, clock, link=Link(bytes_per_second=1e6, seconds=1e-4), local=Link(bytes_per_second=1e9, seconds=0)
     )
-    world = World.of(LAYOUT, clock, network)
+    world = World.of(LAYOUT, clock, network, groups=MeetsPeers().groups(LAYOUT), meets_peers=True)
     processes = [SimProcess(f"rank {rank}", case(SimComm(rank, world, 0)), clock) for rank in RANKS]
     clock.run()
     assert all(process.done for process in processes), "a rank waits for ever"
-
-
-@dataclass(kw_only=True)
-class MeetsPeers(Strategy):
-    meets_peers = True
 
 
 def real_cases() -> dict[str, str]:
@@ -54,7 +57,7 @@ def real_cases() -> dict[str, str]:
         try:
             connection.comm.run(case(connection.comm))
             stories[case.__name__] = ""
-        except AssertionError:
+        except (AssertionError, pytest.fail.Exception):
             stories[case.__name__] = f"rank {os.environ['RANK']}: {traceback.format_exc()}"
     connection.close(orderly=True)
     torch.distributed.destroy_process_group()
@@ -94,6 +97,29 @@ def test_virtual_time_passes_only_at_a_yield() -> None:
     clock.run()
     assert seen[0] == 0
     assert seen[1] > 0
+
+
+def virtual_world(*, meets_peers: bool = True) -> World:
+    clock = Clock()
+    return World.of(LAYOUT, clock, Network(LAYOUT, clock), meets_peers=meets_peers)
+
+
+@pytest.mark.parametrize(
+    "comm", [SimComm(0, virtual_world(meets_peers=False), 0), TorchComm(0, LAYOUT)], ids=["virtual", "real"]
+)
+def test_who_meets_peers_must_say_so(comm: Comm) -> None:
+    for call in (lambda: comm.pair((1,)), lambda: comm.swap(torch.zeros(1), 1)):
+        with pytest.raises(OffbeatError, match="the strategy must set `meets_peers`"):
+            call()
+
+
+@pytest.mark.parametrize("other", [torch.zeros(5), torch.zeros(4, dtype=torch.float64)], ids=["size", "dtype"])
+def test_virtual_averages_must_be_alike(other: torch.Tensor) -> None:
+    """In real time gloo cannot tell."""
+    world = virtual_world()
+    SimComm(1, world, 0).average(other, (0, 1))
+    with pytest.raises(OffbeatError, match="rank 0 calls average with 16 bytes of float32 and rank 1 with"):
+        SimComm(0, world, 0).average(torch.zeros(4), (0, 1))
 
 
 def interleavings(driver: Driver, seconds: float) -> int:

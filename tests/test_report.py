@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from PIL import Image
 from rich.console import Console
+from workers import run_workers
 
 from offbeat.errors import BadInput
+from offbeat.gather import collect_json
 from offbeat.layout import Layout, Ranks
+from offbeat.report.history import STATUSES_PER_WORKER, History
 from offbeat.report.metrics import MetricsFile, read_metrics
 from offbeat.report.outputs import write_outputs
 from offbeat.report.progress import Progress
@@ -23,6 +27,7 @@ from offbeat.report.status import Result, Status
 from offbeat.report.summary import DPI, SIZE_INCHES, choose_window, draw_summary
 from offbeat.report.table import headline, human_bytes, human_seconds, print_result, quantile
 from offbeat.trace import Event, Trace, chrome
+from offbeat.train import board
 
 STATUS = Status(
     rank=0, step=5, steps=10, seconds=1.5, loss=0.25, steps_per_second=3.3, computing_share=0.9,
@@ -65,8 +70,8 @@ def run(workers: int = 4, nodes: int = 2, steps: int = 40) -> tuple[Result, list
         events += trace.events
     last = tuple(status for status in statuses if status.step == steps)
     result = Result(
-        task="digits", strategy="lasgd", world="real", compute="real", workers=workers, nodes=nodes, seed=0,
-        accuracy=0.972, loss=0.1, steps_per_second=70.0,
+        task="digits", strategy="lasgd", options={"every": 8, "delay": None}, world="real", compute="real",
+        workers=workers, nodes=nodes, seed=0, accuracy=0.972, loss=0.1, steps_per_second=70.0,
         computing_share=sum(status.computing_share for status in last) / workers,
         bytes_sent=sum(status.bytes_sent for status in last), seconds=12.3, per_worker=last,
     )  # fmt: skip
@@ -116,6 +121,50 @@ def test_a_result_goes_to_a_file_and_to_standard_output(tmp_path: Path, capsys: 
     assert repr(Result.from_dict(strictly(text))) == repr(result)
     with pytest.raises(BadInput, match="cannot be written"):
         result.write_json(tmp_path / "no such folder" / "result.json")
+
+
+# --- history ---
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_history_thins_evenly(workers: int) -> None:
+    history, steps = History(workers), 10 * STATUSES_PER_WORKER
+    for step in range(steps):
+        for rank in range(workers):
+            history.add(replace(STATUS, rank=rank, step=step))
+    for rank in range(workers):
+        kept = [status.step for status in history.statuses if status.rank == rank]
+        assert STATUSES_PER_WORKER / 2 - 1 <= len(kept) <= STATUSES_PER_WORKER
+        assert len({after - before for before, after in pairwise(kept)}) == 1
+
+
+# --- board and gathering, on the way to the first rank ---
+
+
+def test_a_lost_store_ends_the_thread_of_the_board_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("connection reset by peer")
+
+    monkeypatch.setattr(board, "POST_SECONDS", 0.001)
+    posts = board.Board(0, 1, list)
+    with monkeypatch.context() as lost:
+        lost.setattr(posts, "_store", Lost())
+        posts.__enter__()
+        posts._thread.join(10)
+        assert not posts._thread.is_alive()
+    posts.__exit__(None, None, None)  # an exception that had escaped the thread would fail the test
+
+
+def collect() -> list[Any]:
+    dist.init_process_group("gloo")
+    values = collect_json("x" * 10 * dist.get_rank())
+    dist.destroy_process_group()
+    return values
+
+
+def test_only_the_first_rank_collects() -> None:
+    assert run_workers(collect, 3) == [["", "x" * 10, "x" * 20], [], []]
 
 
 # --- metrics ---

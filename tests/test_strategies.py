@@ -1,7 +1,9 @@
 """Every strategy of the table, in virtual and in real time."""
 
-import copy
+import json
 import os
+import sys
+import time
 
 import pytest
 import torch
@@ -9,16 +11,21 @@ from quadratic import RATE, Pull, Quadratic, delta, start, target
 from references import ddp
 from table import ROWS, Row
 from torch import Tensor
-from workers import run_workers
+from workers import run_to_exit, run_workers
 
 import offbeat
+from offbeat.comm import Steps
 from offbeat.layout import Layout
 from offbeat.replica import consensus_distance
+from offbeat.sim.clock import Clock
 from offbeat.sim.cluster import Cluster
+from offbeat.sim.comm import SimComm, World
 from offbeat.sim.learners import NoModel
-from offbeat.sim.network import Link
+from offbeat.sim.network import Link, Network
 from offbeat.sim.run import Run, run
+from offbeat.sim.work import SimProcess
 from offbeat.strategies import STRATEGIES, make_strategy
+from offbeat.strategy import Strategy
 
 WORKERS, STEPS = 4, 21
 UNEVEN = [STEPS, STEPS - 7, STEPS - 1, STEPS + 3]
@@ -34,36 +41,47 @@ def virtual(
     return learners, run(make_strategy(spec), cluster, learners, steps, seed=seed)
 
 
-def attached(specs: list[str], steps: list[int]) -> list[tuple[Tensor, dict[str, float]]]:
-    """In a real worker: x at the end with each strategy, one after another."""
+def attached(specs: list[str], steps: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """In a real worker: x at the end with each strategy, one after another, and what this rank's steps moved."""
     rank, ends = int(os.environ["RANK"]), []
     torch.distributed.init_process_group("gloo")
     for spec in specs:
-        model = Pull()
+        model, moved = Pull(), torch.zeros_like(start())
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        with offbeat.attach(model, optimizer, spec) as attachment:
+        with offbeat.attach(model, optimizer, spec):
             for number in range(steps[rank]):
+                moved += delta(rank, number, model.x.detach())
                 optimizer.zero_grad()
                 model(rank, number).backward()
                 optimizer.step()
-        ends.append((model.x.detach().clone(), attachment.strategy.report()))
+        ends.append((model.x.detach().clone(), moved))
     torch.distributed.destroy_process_group()
     return ends
 
 
-@pytest.fixture(scope="module")
-def real() -> dict[str, list[Tensor]]:
-    """x at the end on every rank, for every row; one set of processes runs them all."""
+Ends = dict[str, list[tuple[Tensor, Tensor]]]  # for every row, x at the end and what steps moved, on every rank
+
+
+def real_ends(steps: list[int]) -> Ends:
+    """One set of processes runs all rows."""
     specs = [row.spec for row in ROWS]
-    ends = run_workers(attached, WORKERS, specs, [STEPS] * WORKERS)
-    return {spec: [end[index][0] for end in ends] for index, spec in enumerate(specs)}
+    ends = run_workers(attached, WORKERS, specs, steps)
+    return {spec: [end[index] for end in ends] for index, spec in enumerate(specs)}
 
 
 @pytest.fixture(scope="module")
-def real_uneven() -> dict[str, list[Tensor]]:
-    specs = [row.spec for row in ROWS]
-    ends = run_workers(attached, WORKERS, specs, UNEVEN)
-    return {spec: [end[index][0] for end in ends] for index, spec in enumerate(specs)}
+def real() -> Ends:
+    return real_ends([STEPS] * WORKERS)
+
+
+@pytest.fixture(scope="module")
+def real_uneven() -> Ends:
+    return real_ends(UNEVEN)
+
+
+def assert_mean_follows(ends: list[tuple[Tensor, Tensor]]) -> None:
+    xs, moved = (torch.stack(parts).mean(0) for parts in zip(*ends, strict=True))
+    torch.testing.assert_close(xs, start() + moved, rtol=1e-12, atol=1e-12)
 
 
 def test_every_strategy_has_a_row() -> None:
@@ -84,10 +102,11 @@ def test_virtual_matches_the_reference(row: Row) -> None:
 
 
 @every_row
-def test_real_matches_the_reference(row: Row, real: dict[str, list[Tensor]]) -> None:
-    first = real[row.spec][0]
-    for x in real[row.spec]:
+def test_real_matches_the_reference(row: Row, real: Ends) -> None:
+    first, _ = real[row.spec][0]
+    for x, _ in real[row.spec]:
         assert torch.equal(x, first), "ranks differ after the final average"
+    assert_mean_follows(real[row.spec])
     if row.reference is not None:
         expected = row.reference(start(), delta, WORKERS, STEPS)
         torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-12)
@@ -120,12 +139,14 @@ def test_mean_follows_the_steps(row: Row, steps: list[int]) -> None:
 
 
 @every_row
-def test_uneven_ends_agree_in_both_worlds(row: Row, real_uneven: dict[str, list[Tensor]]) -> None:
-    xs = real_uneven[row.spec]
+def test_uneven_ends_agree_in_both_worlds(row: Row, real_uneven: Ends) -> None:
+    xs = [x for x, _ in real_uneven[row.spec]]
     assert all(torch.equal(x, xs[0]) for x in xs)
     if row.same_in_both_worlds:
         learners, _ = virtual(row.spec, UNEVEN)
         torch.testing.assert_close(xs[0], learners.x(0), rtol=1e-10, atol=1e-10)
+    else:
+        assert_mean_follows(real_uneven[row.spec])
 
 
 @every_row
@@ -146,22 +167,78 @@ def test_alone_it_is_the_plain_loop(row: Row) -> None:
     assert torch.equal(learners.x(0), x)
 
 
-@every_row
+@pytest.mark.parametrize("row", [row for row in ROWS if row.one_step_of_sgd], ids=lambda row: row.spec)
 def test_equals_synchronous_sgd(row: Row) -> None:
+    """With one pull per worker, linear in x, only a delay or an interval can make a difference."""
     learners, _ = virtual(row.spec, [STEPS] * WORKERS)
-    close = torch.allclose(learners.x(0), ddp(start(), delta, WORKERS, STEPS), rtol=1e-12, atol=1e-12)
-    # With one pull per worker, linear in x, only a delay or an interval can make a difference.
-    assert close or not row.one_step_of_sgd
+    torch.testing.assert_close(learners.x(0), ddp(start(), delta, WORKERS, STEPS), rtol=1e-12, atol=1e-12)
 
 
 @every_row
-def test_state_comes_back(row: Row) -> None:
-    strategy = row.make()
-    again = copy.deepcopy(strategy)
-    again.load_state_dict(strategy.state_dict())
-    assert again == strategy
-    with pytest.raises(ValueError, match="keeps no state"):
-        again.load_state_dict({"surprise": 1})
+def test_a_state_of_something_else_is_refused(row: Row) -> None:
+    with pytest.raises(ValueError, match=f"{row.make().name} keeps no state, but was given"):
+        row.make().load_state_dict({"surprise": 1})
+
+
+def drive(strategies: list[Strategy], numbers: range) -> list[dict[str, float]]:
+    """Steps of 0.1 s with these numbers, in virtual time, and with these very instances; their reports."""
+    clock, layout, learners = Clock(), Layout.even(len(strategies), 1), Quadratic(len(strategies))
+    world = World.of(layout, clock, Network(layout, clock))
+
+    def train(rank: int, strategy: Strategy) -> Steps:
+        comm = SimComm(rank, world, 0)
+        yield from strategy.start(learners.replicas[rank], comm)
+        for number in numbers:
+            yield comm.sleep(0.1)
+            yield from strategy.after_step(number)
+        yield from strategy.finish()
+
+    for rank, strategy in enumerate(strategies):
+        SimProcess(f"rank {rank}", train(rank, strategy), clock)
+    clock.run()
+    return [strategy.report() for strategy in strategies]
+
+
+@every_row
+def test_a_strategy_used_again_counts_anew(row: Row) -> None:
+    strategies = [row.make() for _ in range(WORKERS)]
+    assert drive(strategies, range(1, 30)) == drive(strategies, range(1, 30))
+
+
+def test_gossip_keeps_its_rate_after_a_restart() -> None:
+    reports = drive([make_strategy("gossip") for _ in range(8)], range(10_001, 10_301))
+    assert 0.8 < sum(report["averages"] for report in reports) / (8 * 300) < 1.2
+
+
+def lose_the_last(workers: int) -> None:
+    """In a real worker: the last rank is gone without a word; the others say how they fared, as JSON."""
+    rank, model, story = int(os.environ["RANK"]), Pull(), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    try:
+        with offbeat.attach(model, optimizer, "gossip:rate=2.0") as run:
+            for number in range(100):
+                time.sleep(0.01)
+                if rank == workers - 1 and number == 10:
+                    os._exit(9)
+                optimizer.zero_grad()
+                model(rank, number).backward()
+                optimizer.step()
+                if number == 50:
+                    story["half"] = run.strategy.report()["averages"]
+            story["end"], finished = run.strategy.report()["averages"], time.monotonic()
+    except offbeat.LostPeer as lost:
+        print(json.dumps({**story, "seconds": time.monotonic() - finished, "lost": str(lost)}), file=sys.stderr)
+
+
+def test_gossip_trains_on_without_a_lost_peer_up_to_the_end() -> None:
+    *others, dead = run_to_exit(lose_the_last, 3, 3)
+    assert dead.status == 9
+    for other in others:
+        assert other.status == 0, other.stderr
+        story = json.loads(other.stderr.splitlines()[-1])
+        assert story["end"] > story["half"] + 5, "the survivors did not go on exchanging"
+        assert story["lost"].startswith("a rank is lost: average over ranks [0, 1, 2] failed: ")
+        assert story["seconds"] < 5
 
 
 def test_gossip_meets_the_rate_asked_for() -> None:

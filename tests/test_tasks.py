@@ -1,6 +1,7 @@
 """Tasks: samples, accuracy, every data source through real files, and the user's own file."""
 
 import gzip
+import json
 import pickle
 import struct
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run_here
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -134,12 +136,12 @@ def test_correct_counts_classes_and_sequences() -> None:
     [
         (torch.zeros(4, 2), torch.zeros(4)),
         (torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)),
+        (torch.zeros(()), torch.zeros(4, dtype=torch.long)),
         (torch.zeros(4, 3, 2), torch.zeros(4, dtype=torch.long)),
     ],
 )
-def test_correct_refuses_what_has_no_accuracy(outputs: Tensor, targets: Tensor) -> None:
-    with pytest.raises(BadInput, match="no accuracy"):
-        correct(outputs, targets)
+def test_what_is_no_scores_of_classes_has_no_accuracy(outputs: Tensor, targets: Tensor) -> None:
+    assert correct(outputs, targets) is None
 
 
 def test_evaluate_weighs_batches_by_size_and_restores_modes() -> None:
@@ -431,6 +433,7 @@ def test_gpt_learns_text(tmp_path: Path) -> None:
         task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     accuracy, loss = evaluate(model, task)
+    assert accuracy is not None
     assert accuracy > 0.8
     assert loss < 1
 
@@ -465,7 +468,7 @@ OWN = """
 from dataclasses import dataclass
 
 import torch
-from beside import CLASSES
+from beside import CLASSES, FEATURES
 from offbeat.train.task import Samples, Task, cross_entropy
 
 
@@ -475,11 +478,20 @@ class Config:
 
 
 def make():
-    from beside import FEATURES  # the folder is importable while the function runs, too
+    from beside import LATE  # the folder is importable while the function runs, too
 
     part = Samples(inputs=torch.randn(8, FEATURES), targets=torch.zeros(8).long())
     return Task(
         name="own", model=lambda: torch.nn.Linear(FEATURES, CLASSES), loss=cross_entropy,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), train=part, test=part,
+    )
+
+
+def regression():
+    inputs = torch.randn(32, FEATURES)
+    part = Samples(inputs=inputs, targets=inputs.sum(1, keepdim=True))
+    return Task(
+        name="regression", model=lambda: torch.nn.Linear(FEATURES, 1), loss=torch.nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), train=part, test=part,
     )
 
@@ -506,7 +518,7 @@ NUMBER = 3
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "beside.py").write_text("CLASSES, FEATURES = 2, 5\n")
+    (tmp_path / "beside.py").write_text("CLASSES, FEATURES, LATE = 2, 5, 0\n")
     monkeypatch.delitem(sys.modules, "beside", raising=False)
     (tmp_path / "own.py").write_text(OWN)
     return tmp_path / "own.py"
@@ -518,6 +530,17 @@ def test_own_task_is_loaded_and_leaves_the_path_alone(own: Path) -> None:
     assert task.name == "own"
     assert task.model()(task.train.inputs).shape == (8, 2)
     assert sys.path == before
+
+
+def test_a_task_without_classes_ends_with_a_loss_and_no_accuracy(own: Path, tmp_path: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "result.json"
+    flags = f"--task {own}:regression --steps 40 --batch 8 --json {file} --out {out}"
+    run_here(["simulate", *flags.split()], tmp_path)
+    record = json.loads(file.read_text())
+    assert record["accuracy"] is None
+    assert record["loss"] < 0.1
+    assert json.loads((out / "result.json").read_text()) == record
+    assert {"model.safetensors", "summary.png"} <= {path.name for path in out.iterdir()}
 
 
 def test_own_task_is_found_by_relative_path(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,16 +104,16 @@ class Driver:
                 work = cast("RealWork[Any]", steps.send(value) if error is None else steps.throw(error))
             except StopIteration:
                 return
-            if work.done:
-                self._turns.give_way()
-            else:
-                wait(work)
+            wait(work)
             try:
                 value, error = work.result(), None
             except OffbeatError as failure:
                 value, error = None, failure
 
     def _wait_traced(self, work: RealWork[Any]) -> None:
+        if work.done:
+            self._turns.give_way()
+            return
         start = self._clock()
         self._wait(work)
         self._trace.add("wait", getattr(work, "name", "wait"), start, self._clock() - start)
@@ -154,6 +154,7 @@ class RealProcess:
         self._ended.wait()
 
     def result(self) -> None:
+        _check_done(self)
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -177,17 +178,26 @@ class RealProcess:
             self._ended.set()
 
     def _wait(self, work: RealWork[Any]) -> None:
-        self._waits_for = work
+        if work.done:
+            self._driver._turns.give_way()
         if self._stopping:
-            _interrupt(work)
-        self._driver._wait(work)
-        self._waits_for = None
+            _interrupt(work)  # also what is over: else a loop of short sleeps would never hear of it
+        if not work.done:
+            self._waits_for = work
+            self._driver._wait(work)
+            self._waits_for = None
 
 
 def _interrupt(work: RealWork[Any] | None) -> None:
     stop = getattr(work, "stop", None)
     if stop is not None:
         stop()
+
+
+def _check_done(work: RealWork[Any]) -> None:
+    if not work.done:
+        name = getattr(work, "name", "work")
+        raise OffbeatError(f"{name} is not done: wait() for it before you ask for its result")
 
 
 class Finished:
@@ -220,11 +230,13 @@ class Sleep:
         return self._stopped.is_set() or self._clock() >= self._until
 
     def wait(self) -> None:
-        self._stopped.wait(max(0.0, self._until - self._clock()))
+        while not self.done:  # a wait may end a moment early
+            self._stopped.wait(max(0.0, self._until - self._clock()))
 
     def stop(self) -> None:
         self._stopped.set()
 
     def result(self) -> None:
+        _check_done(self)
         if self._stopped.is_set():
             raise Stopped("asked to stop")

@@ -14,7 +14,7 @@ class BadInput(OffbeatError, ValueError):
 
 
 class LostPeer(OffbeatError):
-    """A peer died, or made no progress for too long; a strategy may catch it and go on without."""
+    """A peer died, or made no progress for too long. An exchange without it may go on; a collective cannot."""
 
     def __init__(self, peer: int | None, reason: str) -> None:
         super().__init__(f"{'a rank' if peer is None else f'rank {peer}'} is lost: {reason}")

@@ -1,7 +1,7 @@
 """Strategy: when and with whom a worker synchronises. One small file per method lies in `strategies/`."""
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -16,9 +16,10 @@ from .replica import Replica
 class Strategy:
     """Hooks around one local step, each a generator that yields `Work`; on its own: never talk before the end.
 
-    The fields of a subclass are its options, declared with `options.option`. `step` counts the optimizer steps
-    of this worker from 1. What the worker reads in forward and backward, `replica.flats`, may be touched only in
-    these hooks: a process that a strategy spawns keeps its own record of x.
+    The fields of a subclass are its options, declared with `options.option`; those with `init=False` are its counters,
+    which begin anew in `start`. `step` counts the optimizer steps of this worker from 1. What the worker reads in
+    forward and backward, `replica.flats`, may be touched only in these hooks: a process that a strategy spawns keeps
+    its own record of x.
     """
 
     name: ClassVar[str] = "none"
@@ -42,7 +43,10 @@ class Strategy:
     def start(self, replica: Replica, comm: Comm) -> Steps:
         """All ranks begin with the x of the first."""
         self.replica, self.comm = replica, comm
-        everyone = comm.alive()
+        for counter in fields(self):
+            if not counter.init and counter.default is not MISSING:
+                setattr(self, counter.name, counter.default)
+        everyone = comm.layout.ranks
         for work in [comm.broadcast(flat, everyone[0], everyone, out=flat) for flat in replica.flats]:
             yield work
 
@@ -57,7 +61,7 @@ class Strategy:
 
     def average_exactly(self, *, training: bool) -> Generator[Work[Any], Any, Any]:
         """A blocking average of x over all ranks; tells whether some rank still trains."""
-        everyone = self.comm.alive()
+        everyone = self.comm.layout.ranks
         works = [self.comm.average(flat, everyone, out=flat) for flat in self.replica.flats]
         flag = self.comm.average(training_flag(training), everyone)
         for work in works:

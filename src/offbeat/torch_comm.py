@@ -163,6 +163,8 @@ class Collective:
             self._error = LostPeer(None, f"{self.name} over ranks {_short(self._ranks)} failed: {torch_story(error)}")
 
     def result(self) -> Tensor:
+        if not self.done:
+            raise OffbeatError(f"{self.name} is not done: wait() for it before you ask for its result")
         if not self._seen:
             self._seen = True
             self.wait()  # done, so at once; tells what went wrong, and orders CUDA streams

@@ -1,4 +1,6 @@
-"""Peers: pairwise exchange over TCP, the transport behind `Comm.pair` and `Comm.swap` in the real world.
+"""Peers: pairwise exchange, the transport behind `Comm.pair` and `Comm.swap` in the real world.
+
+TCP between hosts, Unix sockets on one host; the code above them is the same.
 
 Pattern: rank i asks its candidates one by one who is free; the two that agree swap one buffer each, full
 duplex, on the one connection between them. No coordinator, and nobody else takes part or waits.

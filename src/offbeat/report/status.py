@@ -49,13 +49,14 @@ class Result:
 
     task: str
     strategy: str
+    options: dict[str, Any]  # of the strategy, all of them
     world: Literal["real", "virtual"]
     compute: str  # how long a step takes, and who says so: "real", or what was emulated, given or measured
     workers: int
     nodes: int
     seed: int
-    accuracy: float | None  # of the averaged model on the test samples; None: timing only
-    loss: float | None  # likewise
+    accuracy: float | None  # of the averaged model on the test samples; None: timing only, or no classes
+    loss: float | None  # likewise; None: timing only
     steps_per_second: float  # mean over workers
     computing_share: float  # mean over workers
     bytes_sent: int  # all workers
@@ -122,6 +123,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return value
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
         return tuple(get_args(kind)[0].from_dict(each) for each in value)
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return value
     if kind in (int, str) and type(value) is kind:
         return value
     raise TypeError(f"{name} is {value!r}, not {getattr(kind, '__name__', kind)},")

@@ -266,7 +266,7 @@ def _draw_numbers(axes: Axes, result: Result) -> None:
         ("task, strategy", f"{result.task}, {result.strategy}"),
         ("world, seed", f"{result.world}, {result.seed}"),
         ("workers", f"{result.workers:,} on {counted(result.nodes, 'node')}"),
-        ("accuracy", "timing only" if result.accuracy is None else percent(result.accuracy, 2)),
+        ("accuracy", "does not apply" if result.accuracy is None else percent(result.accuracy, 2)),
         ("test loss", "timing only" if result.loss is None else f"{result.loss:.4g}"),
         ("steps/s per worker", f"{result.steps_per_second:,.1f}"),
         ("time computing", percent(result.computing_share, 1)),

@@ -1,7 +1,7 @@
 """Collectives in virtual time: they begin when the last rank arrives and take the time that the network gives them."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Literal
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..comm import ring_bytes
+from ..errors import OffbeatError
 from ..layout import Ranks
 from ..trace import Trace
 from .clock import Clock
@@ -19,17 +20,26 @@ Kind = Literal["average", "broadcast"]
 
 
 class Round:
-    """One collective over some ranks, which arrive one by one."""
+    """One collective over some ranks, which arrive one by one; the first says what it is."""
 
-    def __init__(self, kind: Kind, source: int) -> None:
+    def __init__(self, kind: Kind, source: int, rank: int, buffer: Tensor) -> None:
         self.kind, self.source = kind, source
+        self.first_rank, self.first = rank, buffer
         self.arrived: dict[int, tuple[Tensor, SimWork[Tensor], float]] = {}
 
 
 class Collectives:
-    """Matches the k-th call of each rank over the same ranks."""
+    """Matches the k-th call of each rank over the same ranks, which must be in `groups` if that is given."""
 
-    def __init__(self, clock: Clock, network: Network, traces: Sequence[Trace], bytes_scale: float) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        traces: Sequence[Trace],
+        bytes_scale: float,
+        groups: Collection[Ranks] | None = None,
+    ) -> None:
+        self._declared = None if groups is None else frozenset(groups)
         self._clock, self._network, self._traces, self._scale = clock, network, traces, bytes_scale
         self._rounds: dict[tuple[int, int], Round] = {}  # group, number
         self._calls: dict[tuple[int, int], int] = defaultdict(int)  # group, rank
@@ -41,9 +51,14 @@ class Collectives:
         group = self._group(ranks)
         number = self._calls[group, rank]
         self._calls[group, rank] += 1
-        round = self._rounds.setdefault((group, number), Round(kind, source))
+        round = self._rounds.setdefault((group, number), Round(kind, source, rank, buffer))
         if (round.kind, round.source) != (kind, source):
-            raise RuntimeError(f"rank {rank} calls {kind} where others call {round.kind}: orders differ")
+            raise OffbeatError(f"rank {rank} calls {kind} where others call {round.kind}: orders differ")
+        if not alike(buffer, round.first):
+            raise OffbeatError(
+                f"rank {rank} calls {kind} with {size(buffer)} and rank {round.first_rank} with {size(round.first)}: "
+                f"all must give the same size and dtype"
+            )
         work: SimWork[Tensor] = SimWork(kind)
         round.arrived[rank] = (buffer, work, self._clock.now)
         if len(round.arrived) == len(ranks):
@@ -83,12 +98,22 @@ class Collectives:
         """A number for these ranks. To hash thousands of them in every call would be most of the work, so a tuple seen
         before is known by its identity (and kept, so that no other can take it)."""
         if id(ranks) not in self._seen:
+            if self._declared is not None and len(ranks) > 1 and ranks not in self._declared:
+                raise OffbeatError(f"no process group for ranks {ranks}: the strategy must name them in `groups`")
             self._seen[id(ranks)] = (ranks, self._groups.setdefault(ranks, len(self._groups)))
         return self._seen[id(ranks)][1]
 
     def nbytes(self, x: Tensor) -> int:
         """On the wire. A number on its own is a control message; all else is a part of the model, to scale."""
         return x.nbytes if x.ndim == 0 else int(x.nbytes * self._scale)
+
+
+def alike(x: Tensor, y: Tensor) -> bool:
+    return x.numel() == y.numel() and x.dtype == y.dtype
+
+
+def size(x: Tensor) -> str:
+    return f"{x.nbytes} bytes of {str(x.dtype).removeprefix('torch.')}"
 
 
 def mean_(buffers: Sequence[Tensor]) -> None:

@@ -1,16 +1,17 @@
 """SimComm: the Comm of the virtual world."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..comm import Steps
+from ..errors import BadInput, OffbeatError
 from ..layout import Layout, Ranks
 from ..trace import Trace
 from .clock import Clock
-from .collectives import Collectives
+from .collectives import Collectives, alike, size
 from .network import Network
 from .pairing import Pairing
 from .work import SimProcess, SimWork, stopped
@@ -28,15 +29,25 @@ class World:
     pairing: Pairing
     swaps: dict[tuple[int, int], list["_Swap"]]
     processes: list[SimProcess]
+    meets_peers: bool
 
     @classmethod
     def of(
-        cls, layout: Layout, clock: Clock, network: Network, *, bytes_scale: float = 1.0, keep: int = 20_000
+        cls,
+        layout: Layout,
+        clock: Clock,
+        network: Network,
+        *,
+        groups: Collection[Ranks] | None = None,
+        meets_peers: bool = True,
+        bytes_scale: float = 1.0,
+        keep: int = 20_000,
     ) -> "World":
+        """groups, meets_peers: what the strategy declares; without them anybody may talk to anybody."""
         traces = [Trace(rank, keep) for rank in layout.ranks]
-        collectives = Collectives(clock, network, traces, bytes_scale)
+        collectives = Collectives(clock, network, traces, bytes_scale, groups)
         pairing = Pairing(clock, lambda a, b: network.swap_seconds(a, b, 0) * 2)
-        return cls(layout, clock, network, traces, collectives, pairing, {}, [])
+        return cls(layout, clock, network, traces, collectives, pairing, {}, [], meets_peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +79,15 @@ class SimComm:
         return self._world.collectives.join("broadcast", self.rank, _into(x, out), ranks, source)
 
     def pair(self, candidates: Ranks, after: float = 0.0) -> SimWork[int]:
+        if not candidates:
+            raise BadInput("pair() got no candidates: name at least one rank")
+        self._check(candidates)
         return self._world.pairing.pair(self.rank, candidates, after)
 
     def swap(self, x: Tensor, peer: int, out: Tensor | None = None) -> SimWork[Tensor]:
+        self._check((peer,))
+        if out is not None and not alike(x, out):
+            raise BadInput(f"out holds {out.numel()} {out.dtype} and x {x.numel()} {x.dtype}: give an out like x")
         world, clock = self._world, self._world.clock
         work: SimWork[Tensor] = SimWork("swap")
         mine = _Swap(self.rank, x, torch.empty_like(x) if out is None else out, work, clock.now)
@@ -80,6 +97,15 @@ class SimComm:
             return work
         theirs = waiting.pop(0)
         nbytes = world.collectives.nbytes(x)
+
+        def refused() -> None:
+            for one, other in ((mine, theirs), (theirs, mine)):
+                story = f"rank {other.rank} swaps {size(other.x)} and this rank {size(one.x)}"
+                one.work.fail(BadInput(f"{story}: both must give the same size and dtype"))
+
+        if not alike(mine.x, theirs.x):
+            clock.after(0.0, refused)
+            return work
 
         def arrived() -> None:
             from_us = mine.x.clone() if mine.out is mine.x else mine.x
@@ -109,6 +135,14 @@ class SimComm:
         process = SimProcess(f"background process of rank {self.rank}", steps, self._world.clock)
         self._world.processes.append(process)
         return process
+
+    def _check(self, peers: Ranks) -> None:
+        if not self._world.meets_peers:
+            raise OffbeatError("this worker has no connections to peers: the strategy must set `meets_peers`")
+        if self.rank in peers or min(peers) < 0 or max(peers) >= self.layout.workers:
+            others = [rank for rank in self.layout.ranks if rank != self.rank]
+            stranger = next(peer for peer in peers if peer not in others)
+            raise BadInput(f"rank {stranger} is no peer of rank {self.rank}: choose among {others}")
 
 
 def _into(x: Tensor, out: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..layout import Ranks
 from ..replica import Replica, flatten
+from ..train.seed import worker_seed
 from ..train.shards import Shard
 from ..train.task import Task
 
@@ -48,6 +49,9 @@ class OneByOne:
         self.replicas = [flatten(model) for model in self._models]
         self._parameters = [[p for p in model.parameters() if p.requires_grad] for model in self._models]
         self._optimizers = [task.optimizer(model.parameters()) for model in self._models]
+        self._rng_states = [  # what one draws, in dropout say, is no other's
+            torch.Generator().manual_seed(worker_seed(seed, shard.rank)).get_state() for shard in shards
+        ]
         self._under_way: dict[int, tuple[int, bool]] = {}
 
     def begin(self, rank: int, step: int, *, alone: bool) -> None:
@@ -56,10 +60,12 @@ class OneByOne:
     def end(self, rank: int) -> float:
         step, alone = self._under_way.pop(rank)
         inputs, targets = self._task.train.batch(self._shards[rank].indices(step))
+        torch.set_rng_state(self._rng_states[rank])
         loss = self._task.loss(self._models[rank](inputs), targets)
         for parameter in self._parameters[rank]:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
+        self._rng_states[rank] = torch.get_rng_state()
         if alone:
             self._optimizers[rank].step()
         return float(loss.detach())

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..errors import BadInput
 from ..layout import Ranks
 from .clock import Clock, Event
 from .work import SimWork, stopped
@@ -20,11 +21,18 @@ class _Free:
 class Pairing:
     def __init__(self, clock: Clock, round_trip: Callable[[int, int], float]) -> None:
         self._clock, self._round_trip = clock, round_trip
+        self._latest: dict[int, tuple[Ranks, SimWork[int]]] = {}  # of each rank: under way, agreed or over
         self._free: dict[int, _Free] = {}
         self._asking: dict[int, int] = {}  # free ranks whose candidates were all busy -> which question it was
         self._questions = 0
 
     def pair(self, rank: int, candidates: Ranks, after: float) -> SimWork[int]:
+        among, latest = self._latest.get(rank, ((), None))
+        if latest is not None and not latest.done:
+            raise BadInput(
+                f"<search for a partner among {among}: under way> already: "
+                f"stop() it or wait() for it before the next pair()"
+            )
         interrupt = stopped(self._clock)
 
         def withdraw(work: SimWork[int]) -> None:
@@ -33,6 +41,7 @@ class Pairing:
                 interrupt(work)
 
         work: SimWork[int] = SimWork("pair", on_stop=withdraw)
+        self._latest[rank] = (candidates, work)
         free = self._free[rank] = _Free(frozenset(candidates), work)
         askers = [other for other in candidates if other in self._asking and self._may_meet(rank, other)]
         if askers:

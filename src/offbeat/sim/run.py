@@ -46,7 +46,15 @@ def run(
     network = Network(layout, clock, link=cluster.link, local=cluster.local)
     own_bytes = learners.replicas[0].nbytes
     scale = 1.0 if nbytes is None else nbytes / own_bytes
-    world = World.of(layout, clock, network, bytes_scale=scale, keep=max(200, 200_000 // layout.workers))
+    world = World.of(
+        layout,
+        clock,
+        network,
+        groups=strategy.groups(layout),
+        meets_peers=strategy.meets_peers,
+        bytes_scale=scale,
+        keep=max(200, 200_000 // layout.workers),
+    )
     gradients = Gradients(clock, network, world.traces, int(own_bytes * scale), learners.apply)
     meters = []
     for rank in layout.ranks:

@@ -15,6 +15,7 @@ from ..report.progress import Progress
 from ..report.status import Result, Status
 from ..train.ending import check_outputs, finish_run, fresh_metrics
 from ..train.job import Job
+from ..train.tasks import RECIPES
 from .cluster import Cluster
 from .learners import Learners, NoModel, OneByOne, initial_model
 from .run import run
@@ -37,24 +38,26 @@ def simulate(
         raise BadInput("--model-bytes goes with --timing-only: otherwise the model's own bytes travel")
     if model_bytes is not None and model_bytes < 1:
         raise BadInput(f"--model-bytes {model_bytes} does not fit: it must be at least 1")
-    task, workers = job.load_task(), cluster.layout.workers
+    if model_bytes is not None and step_seconds_are == "given":
+        refuse_unused(job)
+    needs_data = model_bytes is None or job.steps is None or job.task not in RECIPES
+    task, workers = job.load_task() if needs_data else None, cluster.layout.workers
     check_outputs(job)
     history: list[Status] = []
     learners: Learners
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
-        title = f"{job.strategy.name} on {task.name}, virtual time"
+        title = f"{job.strategy.name} on {job.task if task is None else task.name}, virtual time"
         progress = stack.enter_context(Progress(title, world="virtual", quiet=job.quiet))
         metrics = stack.enter_context(MetricsFile(fresh_metrics(job.out))) if job.out is not None else None
-        if timing_only:
-            learners = NoModel(workers)
-            model_bytes = flatten(initial_model(task, job.seed)).nbytes if model_bytes is None else model_bytes
-        if timing_only and job.steps is not None:
+        if timing_only and task is not None and model_bytes is None:
+            model_bytes = flatten(initial_model(task, job.seed)).nbytes
+        if task is None or (timing_only and job.steps is not None):
+            assert job.steps is not None
             steps = [job.steps] * workers
         else:
             shards = [job.shard(task, rank, workers) for rank in range(workers)]
             steps = [job.steps_of(task, shard) for shard in shards]
-        if not timing_only:
-            learners = make_learners(task, shards, job.seed)
+        learners = NoModel(workers) if task is None or timing_only else make_learners(task, shards, job.seed)
 
         every = max(1, max(steps) // max(5, min(STATUSES_PER_WORKER, STATUSES // workers)))
         shown_at = time.monotonic()
@@ -84,6 +87,16 @@ def simulate(
         world="virtual",
         compute=f"{step_seconds_are}, {cluster.step_seconds:.3g} s a step",
     )
+
+
+def refuse_unused(job: Job) -> None:
+    """Where the bytes are given, no model is built; where the steps are given too, no data are read."""
+    unused: dict[str, object] = {"--model": job.model, "--learning-rate": job.learning_rate}
+    if job.steps is not None:
+        unused |= {"--batch": job.batch, "--data": job.data}
+    for flag, value in unused.items():
+        if value is not None:
+            raise BadInput(f"{flag} {value} would go unused beside --model-bytes: leave one of them out")
 
 
 def measured_step_seconds(job: Job, steps: int = 12) -> float:

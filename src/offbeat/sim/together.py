@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..layout import Ranks
-from ..replica import Replica, flatten
+from ..replica import Replica, flatten, trainable
 from ..train.shards import Shard, stacked_indices
 from ..train.task import Task
 from .learners import Learners, OneByOne, initial_model, mean_model_
@@ -41,7 +41,7 @@ def can_step_together(task: Task, shards: Sequence[Shard], seed: int) -> bool:
         return False
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         return False
-    if type(task.optimizer(model.parameters())) not in ELEMENT_WISE:
+    if not is_one_element_wise_group(task.optimizer(model.parameters()), model):
         return False
     try:
         with warnings.catch_warnings(action="error"):  # such as: no batching rule, so it would be slow
@@ -59,6 +59,13 @@ def can_step_together(task: Task, shards: Sequence[Shard], seed: int) -> bool:
         for one, other in zip(trial[0].replicas, trial[1].replicas, strict=True)
         for a, b in zip(one.flats, other.flats, strict=True)
     )
+
+
+def is_one_element_wise_group(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Rows are one group: with several, or with parameters left out, elements of a row would need different steps."""
+    if type(optimizer) not in ELEMENT_WISE or len(optimizer.param_groups) != 1:
+        return False
+    return {p for p in optimizer.param_groups[0]["params"] if p.requires_grad} == {p for _, p in trainable(model)}
 
 
 class Together:

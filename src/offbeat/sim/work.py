@@ -30,13 +30,16 @@ class SimWork(Generic[T]):
 
     def complete(self, value: T) -> None:
         self.done, self._value = True, value
-        if self._then is not None:
-            self._then()
+        self._wake()
 
     def fail(self, error: OffbeatError) -> None:
         self.done, self._error = True, error
-        if self._then is not None:
-            self._then()
+        self._wake()
+
+    def _wake(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
 
     def then(self, action: Callable[[], None]) -> None:
         """The one process that waits for it."""
@@ -44,6 +47,8 @@ class SimWork(Generic[T]):
         self._then = action
 
     def result(self) -> T:
+        if not self.done:
+            raise OffbeatError(f"{self.name} is not done: wait() for it before you ask for its result")
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]  # done: T itself, which may be None
@@ -90,15 +95,15 @@ class SimProcess(SimWork[None]):
         while True:
             try:
                 work = cast("SimWork[Any]", self._steps.send(value) if error is None else self._steps.throw(error))
-            except StopIteration:
+            except (StopIteration, Stopped):
                 self.complete(None)
                 return
+            if self._stopping and work.on_stop is not None:
+                work.on_stop(work)
             if not work.done:
                 self._started = self._clock.now
                 self.waits_for = work
                 work.then(self._resume)
-                if self._stopping and work.on_stop is not None:
-                    work.on_stop(work)
                 return
             try:
                 value, error = work.result(), None
@@ -107,13 +112,15 @@ class SimProcess(SimWork[None]):
 
 
 def stopped(clock: Clock) -> Callable[[SimWork[Any]], None]:
-    """What a stop does to work that may be interrupted: it fails with `Stopped`, through the clock."""
+    """What a stop does to work that may be interrupted: it fails with `Stopped`, through the clock if not over yet."""
 
     def on_stop(work: SimWork[Any]) -> None:
         def interrupt() -> None:
-            if not work.done:
-                work.fail(Stopped("asked to stop"))
+            work.fail(Stopped("asked to stop"))
 
-        clock.after(0.0, interrupt)
+        if work.done:
+            interrupt()
+        else:
+            clock.after(0.0, interrupt)
 
     return on_stop

@@ -38,20 +38,22 @@ class Gossip(Strategy):
         self._mine, self._theirs = replica.like(), replica.like()
         self._neighbours = list(neighbours(self.topology, comm.layout.workers)[comm.rank])
         self._random = random.Random(f"gossip {comm.seed} {comm.rank}")
-        self._started_at = comm.now()
+        self._started_at, self._steps = comm.now(), 0
         self._step_seconds = 0.0
         self._loop: Process | None = None
         self._unsettled = False
 
     def after_step(self, step: int) -> Steps:
         self._settle()
-        self._step_seconds = (self.comm.now() - self._started_at) / step
+        self._steps += 1  # since the start; `step` goes on from a checkpoint
+        self._step_seconds = (self.comm.now() - self._started_at) / self._steps
         if self._loop is None and self._neighbours:
             self._loop = self.comm.spawn(self._exchange())
         yield from ()
 
     def finish(self) -> Steps:
-        yield self.comm.average(training_flag(False), self.comm.alive())  # the last is here; exchanges went on
+        everyone = self.comm.layout.ranks
+        yield self.comm.average(training_flag(False), everyone)  # the last is here; exchanges went on
         if self._loop is not None:
             self._loop.stop()
             yield self._loop
@@ -78,8 +80,8 @@ class Gossip(Strategy):
                 try:
                     peer = yield self.comm.pair(candidates, after=patience)
                     yield from self._average_with(peer)
-                except LostPeer as lost:
-                    self._neighbours = [rank for rank in self._neighbours if rank != lost.peer]  # go on without it
+                except LostPeer as lost:  # go on without it up to `finish`, which needs all
+                    self._neighbours = [rank for rank in self._neighbours if rank != lost.peer]
         except Stopped:
             return
 

@@ -64,7 +64,7 @@ class LASGD(Strategy):
         return all(work.done for work in self._in_flight) if self.delay is None else late >= self.delay
 
     def _send(self, step: int, *, training: bool) -> None:
-        everyone = self.comm.alive()
+        everyone = self.comm.layout.ranks
         copy_all_(self._sent, self.replica.flats)
         self._in_flight = [
             self.comm.average(sent, everyone, out=mean) for sent, mean in zip(self._sent, self._mean, strict=True)

@@ -1,6 +1,6 @@
 """Board: where all workers post how they are doing while they train, and the first rank reads it.
 
-every rank --(a thread, twice a second)--> a TCPStore on rank 0 --> progress display, metrics.jsonl
+every rank --(a thread, three times a second)--> a TCPStore on rank 0 --> progress display, metrics.jsonl
 """
 
 import json
@@ -57,9 +57,12 @@ class Board:
             self._collect()
 
     def _run(self) -> None:
-        while not self._ending.wait(POST_SECONDS):
-            self._send()
-            self._collect()
+        try:
+            while not self._ending.wait(POST_SECONDS):
+                self._send()
+                self._collect()
+        except RuntimeError:  # the store is gone, and rank 0 with it: the training notices that by itself
+            return
 
     def _send(self) -> None:
         with self._lock:

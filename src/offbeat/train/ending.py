@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import BadInput
 from ..layout import Layout
+from ..options import options_of
 from ..report.status import Result, Status
 from ..report.table import print_result
 from ..trace import Event
@@ -19,7 +20,7 @@ from .task import Task, evaluate
 
 def finish_run(
     job: Job,
-    task: Task,
+    task: Task | None,
     model: nn.Module | None,
     layout: Layout,
     *,
@@ -29,12 +30,13 @@ def finish_run(
     world: Literal["real", "virtual"],
     compute: str,
 ) -> Result:
-    """`last` is every worker's status at the end, `history` all that were seen; model None: timing only."""
-    accuracy, loss = (None, None) if model is None else evaluate(model, task)
+    """`last` is every worker's status at the end, `history` all that were seen; task or model None: timing only."""
+    accuracy, loss = (None, None) if task is None or model is None else evaluate(model, task)
     count = len(last)
     result = Result(
-        task=task.name,
+        task=job.task if task is None else task.name,
         strategy=job.strategy.name,
+        options={name: getattr(job.strategy, name) for name in options_of(type(job.strategy))},
         world=world,
         compute=compute,
         workers=count,

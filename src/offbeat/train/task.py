@@ -131,18 +131,18 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def correct(outputs: Tensor, targets: Tensor) -> tuple[int, int]:
-    """(how many of the highest scores are right, of how many): scores [..., classes], classes [...]."""
-    if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < 2 or targets.is_floating_point():
-        raise BadInput(
-            f"outputs {tuple(outputs.shape)} against {targets.dtype} targets {tuple(targets.shape)} have no "
-            f"accuracy: it needs scores [..., classes] and class numbers [...]"
-        )
+def correct(outputs: Tensor, targets: Tensor) -> tuple[int, int] | None:
+    """(how many of the highest scores are right, of how many): scores [..., classes], classes [...]; else None."""
+    if targets.is_floating_point() or outputs.shape[:-1] != targets.shape or outputs.shape[-1:] < (2,):
+        return None
     return int((outputs.argmax(-1) == targets).sum()), targets.numel()
 
 
-def evaluate(model: nn.Module, task: Task, batch: int = 512) -> tuple[float, float]:
-    """(accuracy, mean loss) on the test part, in eval mode; each module's training mode is put back."""
+def evaluate(model: nn.Module, task: Task, batch: int = 512) -> tuple[float | None, float]:
+    """(accuracy, mean loss) on the test part, in eval mode; each module's training mode is put back.
+
+    Accuracy is None where outputs are no scores of classes, as in a regression.
+    """
     modes = [(module, module.training) for module in model.modules()]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     right, answers, loss = 0, 0, 0.0
@@ -153,9 +153,9 @@ def evaluate(model: nn.Module, task: Task, batch: int = 512) -> tuple[float, flo
                 inputs, targets = (part.to(device) for part in task.test.batch(indices))
                 outputs = model(inputs)
                 loss += float(task.loss(outputs, targets)) * len(indices)
-                hits, count = correct(outputs, targets)
+                hits, count = correct(outputs, targets) or (0, 0)
                 right, answers = right + hits, answers + count
     finally:
         for module, training in modes:
             module.training = training
-    return right / answers, loss / len(task.test)
+    return right / answers if answers else None, loss / len(task.test)

@@ -11,8 +11,9 @@ from torch import nn
 
 from ..attach import Attachment, attach
 from ..connect import join_process_group
-from ..gather import gather_json
+from ..gather import collect_json
 from ..layout import Layout
+from ..report.history import History
 from ..report.meter import Meter
 from ..report.metrics import MetricsFile
 from ..report.progress import Progress
@@ -21,6 +22,7 @@ from ..trace import Event
 from .board import Board
 from .ending import finish_run, fresh_metrics
 from .job import Job, blaming_own_task
+from .seed import worker_seed
 from .task import Task
 
 STATUS_SECONDS = 0.2  # between two statuses of a worker, or
@@ -36,10 +38,11 @@ def work(job: Job, layout: Layout | None, device: torch.device) -> None:
         task = job.load_task()
         steps = job.steps_of(task, job.shard(task, rank, workers))
         join_process_group(device, TIMEOUT_SECONDS)
-        history: list[Status] = []
+        history = History(workers)
         with watched(job, task, rank, workers, history) as board:
             torch.manual_seed(job.seed)
             model = task.model().to(device)
+            torch.manual_seed(worker_seed(job.seed, rank))
             optimizer = task.optimizer(model.parameters())
             with attach(model, optimizer, job.strategy, layout=layout, seed=job.seed) as run:
                 meter = Meter(rank, steps, run.trace, run.strategy)
@@ -47,7 +50,7 @@ def work(job: Job, layout: Layout | None, device: torch.device) -> None:
             last = meter.status(run.comm.now())
             board.post(last)
         events = list(run.trace.events)[-EVENTS // workers :] if job.out is not None else []
-        endings = gather_json({"status": last.as_dict(), "events": [event.as_dict() for event in events]})
+        endings = collect_json({"status": last.as_dict(), "events": [event.as_dict() for event in events]})
         if rank == 0:
             finish_run(
                 job,
@@ -55,7 +58,7 @@ def work(job: Job, layout: Layout | None, device: torch.device) -> None:
                 model,
                 run.layout,
                 last=[Status.from_dict(ending["status"]) for ending in endings],
-                history=history,
+                history=history.statuses,
                 events=[Event.from_dict(event) for ending in endings for event in ending["events"]],
                 world="real",
                 compute=job.compute,
@@ -93,7 +96,7 @@ def train(
 
 
 @contextmanager
-def watched(job: Job, task: Task, rank: int, workers: int, history: list[Status]) -> Iterator[Board]:
+def watched(job: Job, task: Task, rank: int, workers: int, history: History) -> Iterator[Board]:
     """A board; on rank 0 what is posted there goes to `history`, the display and metrics.jsonl."""
     with ExitStack() as stack:
         title = f"{job.strategy.name} on {task.name}"
@@ -104,7 +107,8 @@ def watched(job: Job, task: Task, rank: int, workers: int, history: list[Status]
 
         def show(statuses: Iterable[Status]) -> None:
             statuses = list(statuses)
-            history.extend(statuses)
+            for status in statuses:
+                history.add(status)
             progress.update(statuses)
             if metrics is not None:
                 for status in statuses:
