@@ -4,6 +4,7 @@ every rank --(a thread, three times a second)--> a TCPStore on rank 0 --> progre
 """
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..connect import own_address
 from ..gather import gather_json
 from ..report.status import Status
 
@@ -27,8 +27,8 @@ class Board:
         if workers > 1:
             store = dist.TCPStore  # type: ignore[attr-defined]
             server = store("0.0.0.0", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
-            host, port = gather_json([own_address(), server.port if server is not None else 0])[0]
-            self._store = server or store(host, port, is_master=False, wait_for_workers=False)
+            port = gather_json(server.port if server is not None else 0)[0]
+            self._store = server or store(os.environ["MASTER_ADDR"], port, is_master=False, wait_for_workers=False)
         self._lock = threading.Lock()
         self._waiting: list[Status] = []
         self._posted = 0
