@@ -94,6 +94,7 @@ class Attachment:
         self.strategy, self.replica = strategy, replica
         self.comm = connection.comm
         self.step = 0
+        self.seconds = 0.0  # from the start to the final average, once that is done
         self._model, self._optimizer = model, optimizer
         self._computing_since = 0.0
         self._gradients = (
@@ -134,6 +135,7 @@ class Attachment:
                 self._step_along()
             self._gradients.adopt(self.replica)
         self.comm.run(self.strategy.finish())
+        self.seconds = self.comm.now()
 
     def detach(self) -> None:
         """Leave the model and the optimizer as ordinary ones."""

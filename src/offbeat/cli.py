@@ -20,6 +20,7 @@ from .strategies import STRATEGIES, make_strategy
 
 BAD_INPUT, FAILURE = 2, 1
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OWN_FLAGS = ("-h", "--help", "--version")  # any other flag without a command is one of train's
 LET_CAUSE_SPEAK_SECONDS = 1.0
 
 Command = Callable[..., None]
@@ -40,6 +41,8 @@ def main() -> None:
     else:
         for number in ENDING_SIGNALS:
             signal.signal(number, interrupt)
+    if len(sys.argv) > 1 and sys.argv[1].startswith("-") and sys.argv[1] not in OWN_FLAGS:
+        sys.argv.insert(1, "train")
     try:
         status = cli.main(standalone_mode=False, prog_name="offbeat")
     except click.exceptions.Exit as error:

@@ -47,7 +47,7 @@ def work(job: Job, layout: Layout | None, device: torch.device) -> None:
             with attach(model, optimizer, job.strategy, layout=layout, seed=job.seed) as run:
                 meter = Meter(rank, steps, run.trace, run.strategy)
                 train(job, task, model, optimizer, run, meter, board, steps)
-            last = meter.status(run.comm.now())
+            last = meter.status(run.seconds)
             board.post(last)
         events = list(run.trace.events)[-EVENTS // workers :] if job.out is not None else []
         endings = collect_json({"status": last.as_dict(), "events": [event.as_dict() for event in events]})
