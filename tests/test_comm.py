@@ -158,6 +158,9 @@ def test_hooks_and_background_never_interleave() -> None:
 
 def test_the_hammer_finds_a_driver_without_its_lock() -> None:
     class Unlocked(nullcontext[None]):
+        def take(self) -> bool:
+            return True
+
         def acquire(self) -> None: ...
         def release(self) -> None: ...
         def give_way(self) -> None: ...

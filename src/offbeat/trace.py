@@ -1,7 +1,7 @@
 """Trace: what every rank did and when, written by both worlds; every table, plot and report reads it."""
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -36,13 +36,11 @@ class Trace:
         self.rank = rank
         self.events: deque[Event] = deque(maxlen=keep)
         self.seconds: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
-        self.count: Counter[str] = Counter()
         self.bytes_sent = 0
 
     def add(self, kind: Kind, name: str, start: float, seconds: float, nbytes: int = 0, peers: Ranks = ()) -> None:
         self.events.append(Event(kind, name, self.rank, start, seconds, nbytes, peers))
         self.seconds[kind] += seconds
-        self.count[name] += 1
         self.bytes_sent += nbytes
 
 
