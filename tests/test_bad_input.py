@@ -148,7 +148,7 @@ CASES = [
     *((f"train {flags}", words) for flags, words in TRAIN),
     *((f"simulate {flags}", words) for flags, words in SIMULATE),
     ("trian", r"'trian'.*'train'"),
-    ("--workers 2", r"--workers"),
+    ("--workers 0", r"--workers 0 does not fit"),  # a flag without a command is one of train's
 ]
 
 
