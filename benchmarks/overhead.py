@@ -40,11 +40,8 @@ def step_seconds(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer,
 
 def attach_share(task: Task, *, batch: int, steps: int, repeats: int) -> list[float]:
     """By how much a step with attach is longer than one without, relative; one number per pair of blocks."""
-    pairs = []
-    for plain in (True, False):
-        model = initial_model(task, 0)
-        pairs.append((model, task.optimizer(model.parameters()), plain))
-    (bare_model, bare_optimizer, _), (model, optimizer, _) = pairs
+    bare_model, model = initial_model(task, 0), initial_model(task, 0)
+    bare_optimizer, optimizer = (task.optimizer(m.parameters()) for m in (bare_model, model))
     shares = []
     with offbeat.attach(model, optimizer, "none"):
         for repeat in range(repeats + 1):

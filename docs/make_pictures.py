@@ -18,7 +18,8 @@ from offbeat.layout import Layout
 from offbeat.report.summary import COLOUR, FAINT, GRID, INK
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.learners import NoModel
-from offbeat.sim.network import Link, parse_rate
+from offbeat.sim.network import Link
+from offbeat.sim.rates import parse_rate
 from offbeat.sim.run import run
 from offbeat.strategies import make_strategy
 from offbeat.trace import Event, Kind

@@ -10,6 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    """OpenMP threads that outnumber the free cores wait for each other, which slows small models many times."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -19,6 +19,7 @@ from offbeat.driver import Driver, Sleep
 from offbeat.errors import OffbeatError
 from offbeat.layout import Layout
 from offbeat.sim.clock import Clock
+from offbeat.sim.cluster import ETHERNET, INSIDE_A_NODE
 from offbeat.sim.comm import SimComm, World
 from offbeat.sim.network import Link, Network
 from offbeat.sim.work import SimProcess
@@ -77,7 +78,7 @@ def test_real(case: Case, stories: list[dict[str, str]]) -> None:
 
 def test_virtual_time_passes_only_at_a_yield() -> None:
     clock = Clock()
-    world = World.of(LAYOUT, clock, Network(LAYOUT, clock))
+    world = World.of(LAYOUT, clock, Network(LAYOUT, clock, link=ETHERNET, local=INSIDE_A_NODE))
     comm = SimComm(0, world, 0)
     seen = []
 
@@ -101,7 +102,7 @@ def test_virtual_time_passes_only_at_a_yield() -> None:
 
 def virtual_world(*, meets_peers: bool = True) -> World:
     clock = Clock()
-    return World.of(LAYOUT, clock, Network(LAYOUT, clock), meets_peers=meets_peers)
+    return World.of(LAYOUT, clock, Network(LAYOUT, clock, link=ETHERNET, local=INSIDE_A_NODE), meets_peers=meets_peers)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from offbeat.errors import BadInput
 from offbeat.layout import Layout
 from offbeat.sim import network as network_module
 from offbeat.sim.clock import Clock
-from offbeat.sim.network import TOLERANCE, Link, Network, Transfer, Wire, parse_rate
+from offbeat.sim.cluster import ETHERNET, INSIDE_A_NODE
+from offbeat.sim.network import TOLERANCE, Link, Network, Transfer, Wire
+from offbeat.sim.rates import parse_rate
 
 LINK = Link(bytes_per_second=100.0, seconds=0.5)
 LOCAL = Link(bytes_per_second=1000.0, seconds=0.01)
@@ -274,7 +276,7 @@ def test_broadcast_takes_the_faster_of_chain_and_tree(source: int) -> None:
         lambda net: net.all_reduce((0, 0), 10, print),
         lambda net: net.all_reduce((0, 9), 10, print),
         lambda net: net.broadcast(3, (0, 1), 10, print),
-        lambda net: Network(net.layout, net.clock, link=[LINK]),
+        lambda net: Network(net.layout, net.clock, link=[LINK], local=LOCAL),
         lambda _: Link(bytes_per_second=0, seconds=0),
         lambda _: Link(bytes_per_second=inf, seconds=0),
         lambda _: Link(bytes_per_second=1, seconds=-1),
@@ -392,7 +394,7 @@ def test_random_transfers_are_max_min_fair_at_every_time_and_all_bytes_arrive(
 
 def gossip(workers: int, nodes: int, swaps: int, *, seed: int = 0) -> tuple[list[float], float]:
     """Swaps between random ranks that start at given times: how long each takes, and the greatest load seen."""
-    net = Network(Layout.even(workers, nodes), Clock())
+    net = Network(Layout.even(workers, nodes), Clock(), link=ETHERNET, local=INSIDE_A_NODE)
     clock, rng, took, start, load = net.clock, random.Random(seed), [0.0] * swaps, 0.0, 0.0
     nbytes = 1e6
     per_second = 0.8 * nodes * net.up[0].capacity / nbytes / 2  # 80 % of what the links carry
@@ -453,7 +455,7 @@ def test_the_cost_of_a_swap_does_not_grow_with_the_network(monkeypatch: pytest.M
 
 
 def test_thousands_of_lone_swaps_in_little_time() -> None:
-    net = Network(Layout.even(4096, 4096), Clock())
+    net = Network(Layout.even(4096, 4096), Clock(), link=ETHERNET, local=INSIDE_A_NODE)
     left = [20_000]
 
     def again(rank: int) -> None:

@@ -18,7 +18,7 @@ from offbeat.comm import Steps
 from offbeat.layout import Layout
 from offbeat.replica import consensus_distance
 from offbeat.sim.clock import Clock
-from offbeat.sim.cluster import Cluster
+from offbeat.sim.cluster import ETHERNET, INSIDE_A_NODE, Cluster
 from offbeat.sim.comm import SimComm, World
 from offbeat.sim.learners import NoModel
 from offbeat.sim.network import Link, Network
@@ -183,7 +183,7 @@ def test_a_state_of_something_else_is_refused(row: Row) -> None:
 def drive(strategies: list[Strategy], numbers: range) -> list[dict[str, float]]:
     """Steps of 0.1 s with these numbers, in virtual time, and with these very instances; their reports."""
     clock, layout, learners = Clock(), Layout.even(len(strategies), 1), Quadratic(len(strategies))
-    world = World.of(layout, clock, Network(layout, clock))
+    world = World.of(layout, clock, Network(layout, clock, link=ETHERNET, local=INSIDE_A_NODE))
 
     def train(rank: int, strategy: Strategy) -> Steps:
         comm = SimComm(rank, world, 0)

@@ -28,16 +28,6 @@ from offbeat.train.shards import Shard
 from offbeat.train.task import Samples, Task, correct, cross_entropy, evaluate
 from offbeat.train.tasks import RECIPES, load_task
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """OpenMP threads that outnumber the free cores wait for each other, which slows small models many times."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # Samples, accuracy, evaluation
 
 

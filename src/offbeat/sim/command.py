@@ -6,7 +6,8 @@ from dataclasses import replace
 from ..errors import BadInput
 from ..train.job import Job, blaming_own_task
 from .cluster import Cluster
-from .network import Link, parse_rate
+from .network import Link
+from .rates import parse_rate
 from .simulate import measured_step_seconds
 from .simulate import simulate as run
 

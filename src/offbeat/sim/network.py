@@ -30,11 +30,10 @@ What is approximate:
 - Latency comes after the bytes: the gaps that it leaves between the steps of a ring are not offered to others.
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 from ..errors import BadInput
@@ -62,10 +61,6 @@ class Link:
             )
         if not 0 <= self.seconds < inf:
             raise BadInput(f"a latency of {self.seconds} s is not a time: give 0 or more, such as 50e-6")
-
-
-TEN_GBIT = Link(bytes_per_second=1.25e9, seconds=50e-6)
-PCI_EXPRESS = Link(bytes_per_second=25e9, seconds=5e-6)
 
 
 class Wire:
@@ -155,8 +150,8 @@ class Network:
         layout: Layout,
         clock: Clock,
         *,
-        link: Link | Sequence[Link] = TEN_GBIT,
-        local: Link = PCI_EXPRESS,
+        link: Link | Sequence[Link],
+        local: Link,
     ) -> None:
         links = (link,) * layout.nodes if isinstance(link, Link) else tuple(link)
         if len(links) != layout.nodes:
@@ -483,26 +478,3 @@ def _broadcast_plan(path: _Path, p: int, nbytes: float) -> tuple[float, float]:
     chain = nbytes, path.all_hops
     tree = _rounds(p) * nbytes, _rounds(p) * path.slowest_hop
     return min(chain, tree, key=lambda plan: plan[0] / path.bytes_per_second + plan[1])
-
-
-_RATE = re.compile(r"(?P<number>[0-9.]+(?:e[+-]?[0-9]+)?)\s*(?:(?P<prefix>[kmgt]?)(?P<unit>bit|b/s))?", re.IGNORECASE)
-_PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-
-
-def parse_rate(text: str) -> float:
-    """Bytes per second: `100mbit` (kbit, mbit, gbit, tbit), `12MB/s` (kB/s, MB/s, GB/s). A unit must be there."""
-    found = _RATE.fullmatch(text.strip())
-    try:
-        if found is None or not found["unit"] or found["unit"].startswith("b/"):  # Mb/s could be either
-            raise ValueError
-        rate = float(found["number"]) * _PREFIX[(found["prefix"] or "").lower()]
-    except ValueError:
-        rate = 0.0
-    else:
-        rate /= 8 if found["unit"].lower() == "bit" else 1
-    if not (isfinite(rate) and rate > 0):
-        raise BadInput(
-            f"{text!r} is not a rate: give a positive number with kbit, mbit, gbit, kB/s, MB/s or GB/s, "
-            "such as 100mbit or 12MB/s"
-        )
-    return rate
