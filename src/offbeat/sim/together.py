@@ -8,6 +8,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ..layout import Ranks
 from ..replica import Replica, flatten, trainable
 from ..train.shards import Shard, stacked_indices
-from ..train.task import Task
+from ..train.task import Task, cross_entropy, cross_entropy_of_each
 from .learners import Learners, OneByOne, initial_model, mean_model_
 
 ELEMENT_WISE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
@@ -113,7 +114,7 @@ class Together:
         """The gradients of some workers; of those alone, the step too."""
         inputs, targets = self._task.train.batch(stacked_indices([self._shards[rank] for rank in ranks], steps))
         rows = self._rows if len(ranks) == self._workers else self._rows.detach()[torch.tensor(ranks)].requires_grad_()
-        losses = vmap(self._loss)(self._named(rows), inputs, targets)
+        losses = self._losses_of(self._named(rows), inputs, targets)
         (gradients,) = torch.autograd.grad(losses.sum(), rows)
         for rank, loss in zip(ranks, losses.tolist(), strict=True):
             self._losses[rank] = loss
@@ -132,8 +133,15 @@ class Together:
         parts = zip(self._base.slots, torch.split(rows, self._widths, dim=1), strict=True)
         return {slot.name: part[:, : math.prod(slot.shape)].view(-1, *slot.shape) for slot, part in parts}
 
-    def _loss(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return self._task.loss(functional_call(self._model, parameters, (inputs,)), targets)
+    def _losses_of(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every worker, [workers]."""
+        outputs = vmap(self._output)(parameters, inputs)
+        if self._task.loss is cross_entropy:
+            return cross_entropy_of_each(outputs, targets)
+        return vmap(self._task.loss)(outputs, targets)
+
+    def _output(self, parameters: dict[str, Tensor], inputs: Tensor) -> Any:
+        return functional_call(self._model, parameters, (inputs,))
 
     def _step(self, ranks: Sequence[int], gradients: Tensor) -> None:
         """One optimizer step of `ranks`. Where it depends on the number of steps done, equal numbers go together."""
