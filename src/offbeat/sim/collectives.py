@@ -51,7 +51,9 @@ class Collectives:
         group = self._group(ranks)
         number = self._calls[group, rank]
         self._calls[group, rank] += 1
-        round = self._rounds.setdefault((group, number), Round(kind, source, rank, buffer))
+        round = self._rounds.get((group, number))
+        if round is None:
+            round = self._rounds[group, number] = Round(kind, source, rank, buffer)
         if (round.kind, round.source) != (kind, source):
             raise OffbeatError(f"rank {rank} calls {kind} where others call {round.kind}: orders differ")
         if not alike(buffer, round.first):
