@@ -688,7 +688,6 @@ def test_a_process_that_dies_ends_the_others():
 
 def average_often(times):
     model = nn.Linear(300, 300)
-    start = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with offbeat.attach(model, optimizer, "local_sgd:every=1"):
         start = [p.detach().clone() for p in model.parameters()]
@@ -734,6 +733,7 @@ def test_threads_that_stage_keep_no_process_alive():
 def train_staged(staged):
     from offbeat.staging import Staging
 
+    torch.manual_seed(0)
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with offbeat.attach(model, optimizer, "lasgd:delay=2") as run:
@@ -747,7 +747,6 @@ def train_staged(staged):
 
 
 def test_staging_keeps_the_order_and_the_result():
-    torch.manual_seed(0)
     plain, staged = (run_workers(train_staged, 2, staged) for staged in (False, True))
     assert torch.equal(staged[0], staged[1])
-    assert torch.equal(plain[0], plain[1])
+    assert torch.equal(staged[0], plain[0])
