@@ -26,7 +26,6 @@ from .options import options_of
 from .replica import Replica, flatten
 from .strategies import make_strategy
 from .strategy import Strategy
-from .trace import Trace
 
 
 @contextmanager
@@ -92,11 +91,12 @@ class Attachment:
         self, model: nn.Module, optimizer: Optimizer, strategy: Strategy, replica: Replica, connection: Connection
     ) -> None:
         self.strategy, self.replica = strategy, replica
-        self.comm = connection.comm
+        self.comm, self.trace = connection.comm, connection.comm.trace
         self.step = 0
         self.seconds = 0.0  # from the start to the final average, once that is done
         self._model, self._optimizer = model, optimizer
         self._computing_since = 0.0
+        self._acts_after_step = type(strategy).after_step is not Strategy.after_step
         self._gradients = (
             Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm, self._averages_gradients)
             if connection.gradient_group is not None
@@ -111,10 +111,6 @@ class Attachment:
     @property
     def layout(self) -> Layout:
         return self.comm.layout
-
-    @property
-    def trace(self) -> Trace:
-        return self.comm.trace
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "strategy": self.strategy.state_dict()}
@@ -152,16 +148,18 @@ class Attachment:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         waited = self._gradients.end_step() if self._gradients is not None else 0.0
-        now = self.comm.now()
-        self.trace.add("compute", "step", self._computing_since, now - self._computing_since - waited)
+        since, now = self._computing_since, self.comm.now()
+        self.trace.add("compute", "step", since, now - since - waited)
+        self._computing_since = now
         if self.step & (self.step + 1) == 0:  # at steps 1, 2, 4, 8, ...: soon, and then seldom
             self.replica.check(self._model)
         if self._gradients is None or self._gradients.stopped or self._averages_gradients():
             self.step += 1
-            self.comm.run(self.strategy.after_step(self.step))
+            if self._acts_after_step:
+                self.comm.run(self.strategy.after_step(self.step))
+                self._computing_since = self.comm.now()
         # Otherwise this step's gradients were averaged for another rank that is behind, because it skipped a step:
         # for the strategy no step has gone by, or it would go on where that rank does not follow yet.
-        self._computing_since = self.comm.now()
 
     def _step_along(self) -> None:
         needs_closure = inspect.signature(self._optimizer.step).parameters.get("closure")

@@ -23,6 +23,7 @@ from ..train.task import Task, cross_entropy, cross_entropy_of_each
 from .learners import Learners, OneByOne, initial_model, mean_model_
 
 ELEMENT_WISE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
+MOST = 0.5  # of all workers, from which on their rows are stepped where they lie
 TOLERANCE = 1e-4  # relative, of the trial against stepping one by one
 
 
@@ -82,6 +83,7 @@ class Together:
         ends = [*(slot.offset for slot in base.slots[1:]), self._rows.shape[1]]
         self._widths = [end - slot.offset for slot, end in zip(base.slots, ends, strict=True)]
         self._optimizer = task.optimizer([self._rows])
+        self._counts_matter = type(self._optimizer) is not SGD or self._optimizer.param_groups[0]["dampening"] != 0
         self._gradients: Tensor | None = None  # of workers that wait for the gradients of others
         self._steps_done = [0] * self._workers
         self._under_way: dict[int, tuple[int, bool]] = {}
@@ -112,7 +114,11 @@ class Together:
 
     def _learn(self, ranks: Sequence[int], steps: Sequence[int], alone: Sequence[bool]) -> None:
         """The gradients of some workers; of those alone, the step too."""
-        inputs, targets = self._task.train.batch(stacked_indices([self._shards[rank] for rank in ranks], steps))
+        indices = stacked_indices([self._shards[rank] for rank in ranks], steps)
+        if all(alone) and self._workers > len(ranks) >= MOST * self._workers and not self._counts_matter:
+            self._learn_most(ranks, indices)
+            return
+        inputs, targets = self._task.train.batch(indices)
         rows = self._rows if len(ranks) == self._workers else self._rows.detach()[torch.tensor(ranks)].requires_grad_()
         losses = self._losses_of(self._named(rows), inputs, targets)
         (gradients,) = torch.autograd.grad(losses.sum(), rows)
@@ -127,6 +133,27 @@ class Together:
         if any(alone):
             chosen = torch.tensor(alone)
             self._step([rank for rank, is_alone in zip(ranks, alone, strict=True) if is_alone], gradients[chosen])
+
+    def _learn_most(self, ranks: Sequence[int], indices: Tensor) -> None:
+        """Step all rows where they lie, and put back those of the few workers that are not due: to copy the rows of
+        the many out and back would cost more."""
+        others = torch.tensor(sorted(set(range(self._workers)) - set(ranks)))
+        everyone = indices[:1].expand(self._workers, -1).clone()  # the others learn something, which is undone
+        everyone[torch.tensor(ranks)] = indices
+        losses = self._losses_of(self._named(self._rows), *self._task.train.batch(everyone))
+        (gradients,) = torch.autograd.grad(losses.sum(), self._rows)
+        values = losses.tolist()
+        for rank in ranks:
+            self._losses[rank] = values[rank]
+        state = self._optimizer.state[self._rows]
+        kept = {key: value[others] for key, value in state.items() if _is_per_element(value)}
+        rows = self._rows.detach()
+        kept_rows = rows[others]
+        self._step_all(0, gradients)
+        rows[others] = kept_rows
+        for key, value in state.items():
+            if _is_per_element(value):
+                value[others] = kept[key] if key in kept else 0.0
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """The parameters that lie in some rows, by name, [rows, *shape]."""
@@ -146,9 +173,8 @@ class Together:
     def _step(self, ranks: Sequence[int], gradients: Tensor) -> None:
         """One optimizer step of `ranks`. Where it depends on the number of steps done, equal numbers go together."""
         by_count: dict[int, list[int]] = defaultdict(list)
-        counts_matter = type(self._optimizer) is not SGD or any(g["dampening"] for g in self._optimizer.param_groups)
         for position, rank in enumerate(ranks):
-            by_count[self._steps_done[rank] if counts_matter else 0].append(position)
+            by_count[self._steps_done[rank] if self._counts_matter else 0].append(position)
             self._steps_done[rank] += 1
         for count, positions in by_count.items():
             if len(positions) == self._workers:
