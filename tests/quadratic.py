@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from offbeat.layout import Ranks
 from offbeat.replica import Replica
 
-ELEMENTS, CUT = 24, 10
+ELEMENTS, CUT = 32, 10  # a multiple of 16, so that a replica of it has no padding
 RATE = 0.1
 
 

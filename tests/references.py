@@ -42,21 +42,22 @@ def local_sgd(every: int, warmup: int = 0) -> Callable[[Tensor, Step, int, int],
     return reference
 
 
-def lasgd(every: int, delay: int) -> Callable[[Tensor, Step, int, int], Tensor]:
+def lasgd(every: int, delay: int, fragments: int = 1) -> Callable[[Tensor, Step, int, int], Tensor]:
+    interval = max(every, delay)
+
     def reference(x0: Tensor, step: Step, workers: int, steps: int) -> Tensor:
-        xs = [x0.clone() for _ in range(workers)]
-        sent: list[Tensor] | None = None
-        sent_at = 0
+        xs = x0.repeat(workers, 1)
+        cuts = [round(len(x0) * part / fragments) for part in range(fragments + 1)]
+        corrections: dict[tuple[int, int], Tensor] = {}  # fragment, the step at which it is due
         for number in range(1, steps + 1):
-            xs = [x + step(rank, number - 1, x) for rank, x in enumerate(xs)]
-            if sent is not None and number - sent_at == delay:
-                mean = torch.stack(sent).mean(0)
-                xs = [x + mean - s for x, s in zip(xs, sent, strict=True)]
-                sent = None
-            if sent is None and number - sent_at >= every:
-                sent, sent_at = [x.clone() for x in xs], number
-                if delay == 0:
-                    xs, sent = [torch.stack(sent).mean(0)] * workers, None
-        return torch.stack(xs).mean(0)  # a correction still in flight changes no mean
+            xs = torch.stack([x + step(rank, number - 1, x) for rank, x in enumerate(xs)])
+            for part in range(fragments):
+                piece = xs[:, cuts[part] : cuts[part + 1]]
+                piece += corrections.pop((part, number), 0.0)
+                first = every + part * interval // fragments
+                if number >= first and (number - first) % interval == 0:
+                    corrections[part, number + delay] = piece.mean(0) - piece
+                    piece += corrections.pop((part, number), 0.0)  # where the delay is 0
+        return xs.mean(0)  # a correction still in flight changes no mean
 
     return reference

@@ -31,7 +31,7 @@ from offbeat.train import board
 
 STATUS = Status(
     rank=0, step=5, steps=10, seconds=1.5, loss=0.25, steps_per_second=3.3, computing_share=0.9,
-    waiting_share=0.05, bytes_sent=1000, averages=2, delay=3.5,
+    waiting_share=0.05, bytes_sent=1000, averages=2, delay=3.5, notes={},
 )  # fmt: skip
 
 
@@ -65,6 +65,7 @@ def run(workers: int = 4, nodes: int = 2, steps: int = 40) -> tuple[Result, list
                         bytes_sent=trace.bytes_sent,
                         averages=averages,
                         delay=3.2 if averages else None,
+                        notes={},
                     )
                 )
         events += trace.events

@@ -48,7 +48,7 @@ def attached(specs: list[str], steps: list[int]) -> list[tuple[Tensor, Tensor]]:
     for spec in specs:
         model, moved = Pull(), torch.zeros_like(start())
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        with offbeat.attach(model, optimizer, spec):
+        with offbeat.attach(model, optimizer, spec, layout=Layout.even(WORKERS, 2)):
             for number in range(steps[rank]):
                 moved += delta(rank, number, model.x.detach())
                 optimizer.zero_grad()
@@ -79,9 +79,10 @@ def real_uneven() -> Ends:
     return real_ends(UNEVEN)
 
 
-def assert_mean_follows(ends: list[tuple[Tensor, Tensor]]) -> None:
-    xs, moved = (torch.stack(parts).mean(0) for parts in zip(*ends, strict=True))
-    torch.testing.assert_close(xs, start() + moved, rtol=1e-12, atol=1e-12)
+def assert_mean_follows(row: Row, ends: list[tuple[Tensor, Tensor]]) -> None:
+    if row.keeps_mean:
+        xs, moved = (torch.stack(parts).mean(0) for parts in zip(*ends, strict=True))
+        torch.testing.assert_close(xs, start() + moved, rtol=row.tolerance, atol=row.tolerance)
 
 
 def test_every_strategy_has_a_row() -> None:
@@ -90,15 +91,12 @@ def test_every_strategy_has_a_row() -> None:
 
 @every_row
 def test_virtual_matches_the_reference(row: Row) -> None:
-    if row.reference is None:
-        learners, _ = virtual(row.spec, [STEPS] * WORKERS)
-        moved = torch.stack(learners.moved).mean(0)
-        expected = start() + moved  # whatever the order of events: nothing learned is lost
-    else:
-        learners, _ = virtual(row.spec, [STEPS] * WORKERS)
-        expected = row.reference(start(), delta, WORKERS, STEPS)
-    for rank in range(WORKERS):
-        torch.testing.assert_close(learners.x(rank), expected, rtol=1e-12, atol=1e-12)
+    learners, _ = virtual(row.spec, [STEPS] * WORKERS)
+    xs = [learners.x(rank) for rank in range(WORKERS)]
+    assert_mean_follows(row, list(zip(xs, learners.moved, strict=True)))  # in any order of events nothing is lost
+    for x in xs:
+        expected = xs[0] if row.reference is None else row.reference(start(), delta, WORKERS, STEPS)
+        torch.testing.assert_close(x, expected, rtol=row.tolerance, atol=row.tolerance)
 
 
 @every_row
@@ -106,10 +104,10 @@ def test_real_matches_the_reference(row: Row, real: Ends) -> None:
     first, _ = real[row.spec][0]
     for x, _ in real[row.spec]:
         assert torch.equal(x, first), "ranks differ after the final average"
-    assert_mean_follows(real[row.spec])
+    assert_mean_follows(row, real[row.spec])
     if row.reference is not None:
         expected = row.reference(start(), delta, WORKERS, STEPS)
-        torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(first, expected, rtol=row.tolerance, atol=row.tolerance)
 
 
 @every_row
@@ -130,11 +128,9 @@ def test_another_seed_gives_other_bits() -> None:
 @every_row
 @pytest.mark.parametrize("steps", [[STEPS] * WORKERS, UNEVEN, [3], [5, 2]], ids=["even", "uneven", "one", "two"])
 def test_mean_follows_the_steps(row: Row, steps: list[int]) -> None:
-    """The invariant of all: the mean of the workers is the start plus the mean of all that their steps changed."""
+    """The mean of the workers is the start plus the mean of all that their steps changed, also with uneven ends."""
     learners, _ = virtual(row.spec, steps, jitter=0.3)
-    expected = start() + torch.stack(learners.moved).mean(0)
-    mean = torch.stack([learners.x(rank) for rank in range(len(steps))]).mean(0)
-    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+    assert_mean_follows(row, [(learners.x(rank), learners.moved[rank]) for rank in range(len(steps))])
     assert consensus_distance(learners.replicas) < 1e-12
 
 
@@ -144,9 +140,10 @@ def test_uneven_ends_agree_in_both_worlds(row: Row, real_uneven: Ends) -> None:
     assert all(torch.equal(x, xs[0]) for x in xs)
     if row.same_in_both_worlds:
         learners, _ = virtual(row.spec, UNEVEN)
-        torch.testing.assert_close(xs[0], learners.x(0), rtol=1e-10, atol=1e-10)
-    else:
-        assert_mean_follows(real_uneven[row.spec])
+        tolerance = max(1e-10, row.tolerance)
+        torch.testing.assert_close(xs[0], learners.x(0), rtol=tolerance, atol=tolerance)
+    elif len(row.make().gradient_ranks(Layout.even(WORKERS, 2), 0)) == 1:  # else ranks step along with others, unseen
+        assert_mean_follows(row, real_uneven[row.spec])
 
 
 @every_row
@@ -253,7 +250,7 @@ def test_lasgd_computes_while_the_average_is_in_flight() -> None:
     """On a wire that takes 5 steps per average nobody waits for it before the end, and the delay says so."""
     slow = Link(bytes_per_second=1e6, seconds=1e-4)
     cluster = Cluster(layout=Layout.even(4, 4), step_seconds=0.1, link=slow)
-    done = run(make_strategy("lasgd"), cluster, NoModel(4), [100] * 4, seed=0, nbytes=300_000)
+    done = run(make_strategy("lasgd:fragments=1"), cluster, NoModel(4), [100] * 4, seed=0, nbytes=300_000)
     for status, trace in zip(done.statuses, done.traces, strict=True):
-        assert status.delay == pytest.approx(5.0)  # 2 * 3/4 * 0.3 MB at 1 MB/s is 0.45 s
+        assert 4.9 < status.delay <= 5.0  # the last of them is waited for; 2 * 3/4 * 0.3 MB at 1 MB/s is 0.45 s
         assert all(event.start > 9.9 for event in trace.events if event.kind == "wait" and event.start > 1.0)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .connect import Connection, connect
@@ -25,7 +25,7 @@ from .layout import Layout
 from .options import options_of
 from .replica import Replica, flatten
 from .strategies import make_strategy
-from .strategy import Strategy
+from .strategy import Plan, Strategy
 
 
 @contextmanager
@@ -37,17 +37,24 @@ def attach(
     layout: Layout | None = None,
     buffers: bool = True,
     seed: int = 0,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
     timeout_seconds: float = 1800.0,
 ) -> Iterator["Attachment"]:
     """Train `model` together with the other workers of this run, as `strategy` says.
 
     layout: which ranks share a node (default: those on the same host). buffers: average floating-point buffers, such
-    as BatchNorm's statistics, with the parameters. seed: of what the strategy draws at random.
+    as BatchNorm's statistics, with the parameters. seed: of what the strategy draws at random. epochs,
+    steps_per_epoch: how long the run will be, for strategies that go through phases, such as daso.
     timeout_seconds: how long the others are waited for in a collective, also at the end, before one counts as lost.
     """
     if isinstance(strategy, str):
         strategy = make_strategy(strategy)
     check_optimizer(model, optimizer)
+    if epochs is not None and steps_per_epoch is not None:
+        strategy.prepare(Plan(steps=epochs * steps_per_epoch, steps_per_epoch=steps_per_epoch))
+    elif epochs is not None or steps_per_epoch is not None:
+        raise BadInput(f"epochs={epochs} and steps_per_epoch={steps_per_epoch} go together: give both or neither")
     replica = flatten(model, buffers=buffers)
     try:
         connection = connect(
@@ -118,6 +125,10 @@ class Attachment:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         self.strategy.load_state_dict(state["strategy"])
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Tell the strategy the loss of a step, before `optimizer.step()`: daso, say, adapts to it."""
+        self.strategy.observe(loss.detach() if isinstance(loss, Tensor) else loss)
 
     def start(self) -> None:
         self.comm.run(self.strategy.start(self.replica, self.comm))

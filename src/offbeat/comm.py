@@ -85,6 +85,10 @@ class Comm(Protocol):
 
     def sleep(self, seconds: float) -> Work[None]: ...
 
+    def mark(self, name: str) -> None:
+        """Write into the trace that the strategy decided something, such as another interval."""
+        ...
+
     def spawn(self, steps: Steps) -> Process:
         """Run `steps` beside the training steps, under the same two rules."""
         ...

@@ -21,6 +21,9 @@ ALIGNMENT = 16  # elements: every tensor starts on a cache line of its own
 CHUNK = 1 << 16  # elements: two or three operands of this size stay in the second-level cache
 
 
+Fragment = tuple[Tensor, ...]  # views of a part of x, one per dtype
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where a tensor of the model lies: in which flat buffer, from which element on, in which shape."""
@@ -51,6 +54,23 @@ class Replica:
     def like(self) -> tuple[Tensor, ...]:
         """Fresh zeroed buffers of the same sizes, for what a strategy keeps beside x."""
         return tuple(torch.zeros_like(flat) for flat in self.flats)
+
+    def fragments(self, count: int) -> tuple[Fragment, ...]:
+        """x in so many parts of nearly equal bytes, in order; each is one view, or one per dtype that it spans."""
+        elements = sum(flat.numel() for flat in self.flats)
+        if count > elements:
+            raise BadInput(f"fragments={count} does not fit: x has {elements} numbers, so use {elements} or fewer")
+        align = ALIGNMENT if count * 4 * ALIGNMENT <= elements else 1
+        cuts = [round(elements * index / count / align) * align for index in range(count)] + [elements]
+        fragments: list[list[Tensor]] = [[] for _ in range(count)]
+        start = 0
+        for flat in self.flats:
+            for fragment, low, high in zip(fragments, cuts, cuts[1:], strict=False):
+                piece = flat[max(low - start, 0) : max(high - start, 0)]
+                if len(piece):
+                    fragment.append(piece)
+            start += len(flat)
+        return tuple(tuple(fragment) for fragment in fragments)
 
     def describe(self) -> str:
         """Its tensors in a few words; equal if and only if names, shapes and dtypes are."""
@@ -144,6 +164,15 @@ def add_difference_(x: Tensor, plus: Tensor, minus: Tensor) -> None:
     scratch = torch.empty(CHUNK, dtype=x.dtype)
     for piece, a, b in zip(*(torch.split(t, CHUNK) for t in (x, plus, minus)), strict=True):
         piece.add_(torch.sub(a, b, out=scratch[: len(piece)]))
+
+
+def subtract_(x: Tensor, minus: Tensor, out: Tensor) -> None:
+    """out = x - minus, rounded once to out's dtype, in pieces that stay in the cache."""
+    if x.device.type != "cpu" or x.numel() <= CHUNK:
+        out.copy_(x - minus)
+        return
+    for piece, a, b in zip(*(torch.split(t, CHUNK) for t in (out, x, minus)), strict=True):
+        piece.copy_(a - b)
 
 
 def copy_all_(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:

@@ -5,11 +5,20 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from . import options
 from .comm import Comm, Steps, Work
 from .layout import Layout, Ranks
 from .replica import Replica
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a run is meant to be, for strategies that go through phases."""
+
+    steps: int  # of a worker
+    steps_per_epoch: int
 
 
 @dataclass(kw_only=True)
@@ -27,6 +36,9 @@ class Strategy:
 
     def __post_init__(self) -> None:
         options.check(self)
+
+    def prepare(self, plan: Plan) -> None:
+        """Before the start, where the length of the run is known."""
 
     def groups(self, layout: Layout) -> list[Ranks]:
         """Every tuple of ranks that any rank averages or broadcasts over; the same list on all ranks."""
@@ -50,6 +62,9 @@ class Strategy:
         for work in [comm.broadcast(flat, everyone[0], everyone, out=flat) for flat in replica.flats]:
             yield work
 
+    def observe(self, loss: Tensor | float) -> None:
+        """The training loss of the step that ends now, where it is known; called before `after_step`."""
+
     def after_step(self, step: int) -> Steps:
         """At the boundary after each step."""
         yield from ()
@@ -69,7 +84,8 @@ class Strategy:
         return (yield flag).item() > 0
 
     def report(self) -> dict[str, float]:
-        """What it did so far: `averages` (or exchanges), `delay` in steps where it merges late."""
+        """What it did so far: `averages` (or exchanges), `delay` in steps where it merges late; and what else is worth
+        following, by names of its own."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,6 +100,6 @@ class Strategy:
 _FLAGS = {training: torch.tensor(float(training), dtype=torch.float64) for training in (False, True)}
 
 
-def training_flag(training: bool) -> torch.Tensor:
+def training_flag(training: bool) -> Tensor:
     """A message of one number; its average is above zero while any rank still trains."""
     return _FLAGS[training]

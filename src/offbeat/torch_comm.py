@@ -109,6 +109,9 @@ class TorchComm:
     def sleep(self, seconds: float) -> RealWork[None]:
         return Sleep(seconds, self.now)
 
+    def mark(self, name: str) -> None:
+        self.trace.add("mark", name, self.now(), 0.0)
+
     def spawn(self, steps: Steps) -> RealProcess:
         return self._driver.spawn(steps)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from .layout import Ranks
 
-Kind = Literal["compute", "communicate", "wait"]
+Kind = Literal["compute", "communicate", "wait", "mark"]  # mark: a moment at which a strategy decided something
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SAME_INSTANT = 1e-9  # seconds: the end of one event and the start of the next, rounded apart
 

@@ -47,4 +47,5 @@ class Meter:
             bytes_sent=self._trace.bytes_sent,
             averages=int(report.get("averages", 0)),
             delay=report.get("delay"),
+            notes={name: value for name, value in report.items() if name not in ("averages", "delay")},
         )

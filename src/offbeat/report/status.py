@@ -33,6 +33,7 @@ class Status:
     bytes_sent: int
     averages: int  # averages merged, or exchanges done, so far
     delay: float | None  # mean steps from the snapshot to the merge of an average; None: does not apply
+    notes: dict[str, float]  # what else the strategy reports, such as the interval it chose
 
     def as_dict(self) -> dict[str, Any]:
         record: dict[str, Any] = _jsonable(asdict(self))

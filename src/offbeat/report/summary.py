@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 from ..layout import Ranks
-from ..trace import KINDS, Event, Kind
+from ..trace import Event, Kind
 from .status import Result, Status
 from .table import DELAY, counted, headline, human_bytes, human_seconds, mean, percent
 
@@ -167,7 +167,7 @@ def _draw_timeline(axes: Axes, events: Iterable[Event], lanes: Ranks, node_of: R
     for lane in range(1, len(lanes)) if nodes <= 8 else ():
         if node_of[lanes[lane]] != node_of[lanes[lane - 1]]:
             axes.axhline(lane - 0.5, color=FAINT, linewidth=0.6, zorder=1)
-    handles = [Patch(color=COLOUR[kind], label=kind) for kind in KINDS]
+    handles = [Patch(color=colour, label=kind) for kind, colour in COLOUR.items()]
     axes.legend(handles=handles, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
 
 

@@ -1,7 +1,7 @@
 """Collectives in virtual time: they begin when the last rank arrives and take the time that the network gives them."""
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal
 
@@ -45,6 +45,7 @@ class Collectives:
         self._calls: dict[tuple[int, int], int] = defaultdict(int)  # group, rank
         self._groups: dict[Ranks, int] = {}
         self._seen: dict[int, tuple[Ranks, int]] = {}
+        self._queues: dict[int, deque[Callable[[], None]]] = defaultdict(deque)  # group; the first is on the wire
 
     def join(self, kind: Kind, rank: int, buffer: Tensor, ranks: Ranks, source: int = -1) -> SimWork[Tensor]:
         """`buffer` holds this rank's value and will hold the result."""
@@ -65,20 +66,33 @@ class Collectives:
         round.arrived[rank] = (buffer, work, self._clock.now)
         if len(round.arrived) == len(ranks):
             del self._rounds[group, number]
-            self._begin(round, ranks)
+            self._begin(round, ranks, self._queues[group])
         return work
 
-    def _begin(self, round: Round, ranks: Ranks) -> None:
+    def _begin(self, round: Round, ranks: Ranks, queue: deque[Callable[[], None]]) -> None:
+        """At once, or when those over the same ranks that began before are through, as torch does it."""
         first = round.arrived[ranks[0]][0]
         nbytes = self.nbytes(first)
-        if round.kind == "average":
+        if first.ndim == 0 and round.kind == "average":  # all latency: no share of a link that anybody would notice
             end = partial(self._end, round, ranks, ring_bytes(nbytes, len(ranks)))
-            if first.ndim == 0:  # all latency: it takes no share of a link that anybody would notice
-                self._clock.after(self._network.all_reduce_seconds(ranks, nbytes), end)
+            self._clock.after(self._network.all_reduce_seconds(ranks, nbytes), end)
+            return
+
+        def ended() -> None:
+            queue.popleft()
+            if queue:
+                queue[0]()
+            self._end(round, ranks, ring_bytes(nbytes, len(ranks)) if round.kind == "average" else nbytes)
+
+        def begin() -> None:
+            if round.kind == "average":
+                self._network.all_reduce(ranks, nbytes, ended)
             else:
-                self._network.all_reduce(ranks, nbytes, end)
-        else:
-            self._network.broadcast(round.source, ranks, nbytes, lambda: self._end(round, ranks, nbytes))
+                self._network.broadcast(round.source, ranks, nbytes, ended)
+
+        queue.append(begin)
+        if len(queue) == 1:
+            begin()
 
     def _end(self, round: Round, ranks: Ranks, sent: int) -> None:
         buffers = [round.arrived[rank][0] for rank in ranks]

@@ -131,6 +131,9 @@ class SimComm:
         alarm = clock.after(seconds, lambda: work.complete(None))
         return work
 
+    def mark(self, name: str) -> None:
+        self._world.traces[self.rank].add("mark", name, self._world.clock.now, 0.0)
+
     def spawn(self, steps: Steps) -> SimProcess:
         process = SimProcess(f"background process of rank {self.rank}", steps, self._world.clock)
         self._world.processes.append(process)

@@ -92,7 +92,7 @@ class OneByOne:
 class NoModel:
     """Timing only: nothing is learned; x is a small stand-in, its bytes scaled up on the wire."""
 
-    ELEMENTS = 64
+    ELEMENTS = 1024
 
     def __init__(self, workers: int) -> None:
         self.replicas = [Replica((torch.zeros(self.ELEMENTS),)) for _ in range(workers)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..comm import Steps
 from ..report.meter import Meter
 from ..report.status import Status
-from ..strategy import Strategy
+from ..strategy import Plan, Strategy
 from ..trace import Trace
 from .clock import Clock
 from .cluster import Cluster
@@ -39,6 +39,7 @@ def run(
     *,
     seed: int,
     nbytes: int | None = None,
+    plan: Plan | None = None,
     watch: Watch | None = None,
 ) -> Run:
     """Train `steps[rank]` steps on every rank. `nbytes`: bytes of the parameters, where `learners` has no model."""
@@ -59,6 +60,8 @@ def run(
     meters = []
     for rank in layout.ranks:
         own = copy.deepcopy(strategy)
+        if plan is not None:
+            own.prepare(plan)
         meter = Meter(rank, steps[rank], world.traces[rank], own)
         meters.append(meter)
         worker = _Worker(rank, own, cluster, world, learners, gradients, meter, steps[rank], seed, watch)
@@ -119,6 +122,7 @@ class _Worker:
                 complete()
                 yield averaged
             self.meter.step(loss, clock.now)
+            strategy.observe(loss)
             yield from strategy.after_step(step)
             if self.watch is not None:
                 self.watch(self.meter, clock.now)

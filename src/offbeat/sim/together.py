@@ -153,7 +153,7 @@ class Together:
         rows[others] = kept_rows
         for key, value in state.items():
             if _is_per_element(value):
-                value[others] = kept[key] if key in kept else 0.0
+                value[others] = kept.get(key, 0.0)
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """The parameters that lie in some rows, by name, [rows, *shape]."""

@@ -1,93 +1,225 @@
-"""LASGD: local SGD with an exact all-reduce in flight (Avidor & Tal Israel 2022).
+"""LASGD: local SGD with exact averages in flight (Avidor & Tal Israel 2022).
 
     every step:                     x_i <- x_i + delta_i                 never waits
-    nothing in flight, every H:     s_i <- x_i ; start the average of s over all ranks
+    room in the wire's queue:       s_i <- x_i ; start the average of s over all ranks
     it is there, at a boundary:     x_i <- x_i + (mean_j s_j - s_i)      keeps what was learned meanwhile
 
-The corrections of all ranks add up to zero, so the mean over workers follows local SGD exactly. At most one
-average is in flight: with two the recursion e' = e - e_delayed is only marginally stable.
+The corrections of all ranks add up to zero, so the mean over workers follows local SGD exactly. x travels in
+fragments, in turns: each has at most one average in flight (with two the recursion e' = e - e_delayed is only
+marginally stable), and the queue is just deep enough that the wire never runs dry, so that a fragment is merged a
+step or two after its snapshot. A late correction costs more than a rare one.
 """
 
+import math
+from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..comm import Comm, Steps, Work
+from ..errors import BadInput
+from ..layout import Layout, Ranks
 from ..options import option
-from ..replica import Replica, add_difference_, copy_all_
-from ..strategy import Strategy, training_flag
+from ..parcel import WIRE_DTYPES, Parcel
+from ..replica import Replica
+from ..strategy import Strategy
+
+PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
+TIMED_STEPS = 4  # after which the step time is known; the first warms up
+PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
+MOST_FRAGMENTS = 64
+FEWEST_LATENCIES = 4  # that a part takes on the wire: smaller ones would be all latency
 
 
 @dataclass(kw_only=True)
 class LASGD(Strategy):
-    """Nobody waits: the wire averages one snapshot while the workers train on."""
+    """Nobody waits: the wire averages parts of the model, back to back, while the workers train on."""
 
     name: ClassVar[str] = "lasgd"
-    every: int = option(1, "fewest steps between two snapshots", at_least=1)
+    every: int = option(1, "fewest steps between two snapshots of the same fragment", at_least=1)
+    fragments: int | None = option(
+        None, "parts in which x travels, in turns (none: as the measured wire and step time ask for)", at_least=1
+    )
     delay: int | None = option(
         None, "merge exactly so many steps after the snapshot, waiting if need be (none: as soon as it is there)",
         at_least=0,
     )  # fmt: skip
-    averages: int = field(default=0, init=False)
+    max_delay: int | None = option(None, "wait for an average that is so many steps late (none: never)", at_least=0)
+    wire_dtype: str | None = option(None, "dtype of what travels (none: that of x)", one_of=WIRE_DTYPES)
+    gradients: str = option("own", "node: average the gradients inside each node, every step", one_of=("own", "node"))
+    parts: int = field(default=0, init=False)
+    merges: int = field(default=0, init=False)
     steps_late: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delay is not None and self.max_delay is not None:
+            raise BadInput(f"delay={self.delay} and max_delay={self.max_delay} contradict each other: give one of them")
+
+    def groups(self, layout: Layout) -> list[Ranks]:
+        nodes = [layout.on(node) for node in range(layout.nodes)] if self.gradients == "node" else []
+        return [layout.ranks, *nodes]
+
+    def gradient_ranks(self, layout: Layout, rank: int) -> Ranks:
+        return layout.beside(rank) if self.gradients == "node" else (rank,)
 
     def start(self, replica: Replica, comm: Comm) -> Steps:
         yield from super().start(replica, comm)
-        self._sent, self._mean = replica.like(), replica.like()
-        self._in_flight: list[Work[Tensor]] = []
-        self._sent_at = 0
+        self._parcels: list[Parcel] = []
+        self._queue: deque[Parcel] = deque()  # in flight, the oldest first
+        self._turn = 0  # of the parcel that is sent next, the same on all ranks
+        self._depth, self._held_back = 2, False
+        self._steps, self._first_step_at = 0, 0.0
+        self._step_seconds: Work[Tensor] | None = None  # the mean over all ranks, once it is asked for
+        in_step = self.delay is not None or self.max_delay == 0 or comm.layout.workers == 1
+        if self.fragments is not None or in_step:
+            self._cut(self.fragments or 1)
+        else:
+            self._latency, self._wire_seconds = yield from self._time_the_wire()
 
     def after_step(self, step: int) -> Steps:
-        late = step - self._sent_at
-        if self._in_flight and self._is_due(late):
-            yield from self._merge(late)
-        if not self._in_flight and late >= self.every:
-            self._send(step, training=True)
-            if self.delay == 0:
-                yield from self._merge(late=0)
+        self._steps += 1
+        if self.comm.layout.workers == 1:
+            return
+        if not self._parcels:
+            yield from self._choose_fragments()
+            if not self._parcels:
+                return
+        while self._queue and (yield from self._is_due(self._queue[0])):
+            yield from self._merge_oldest()
+        if self.delay is None:
+            self._adapt_depth()
+        while self._may_send(self._parcels[self._turn]):
+            self._send(training=True)
+        while self._queue and 0 in (self.delay, self.max_delay):
+            yield from self._merge_oldest()
 
     def finish(self) -> Steps:
-        if self._in_flight:
-            yield from self._receive()
-            self._add_correction()
-        some_train = True
-        while some_train:
-            self._send(self._sent_at, training=False)
-            some_train = yield from self._receive()
-            copy_all_(self.replica.flats, self._mean)
+        if self.comm.layout.workers > 1:
+            yield from self._drain()
+        yield from super().finish()
 
     def report(self) -> dict[str, float]:
-        return {"averages": self.averages, "delay": self.steps_late / max(self.averages, 1)}
+        return {
+            "averages": self.merges // max(self.parts, 1),
+            "delay": self.steps_late / max(self.merges, 1),
+            "fragments": self.parts,
+        }
 
-    def _is_due(self, late: int) -> bool:
-        return all(work.done for work in self._in_flight) if self.delay is None else late >= self.delay
+    def _drain(self) -> Steps:
+        """Merge what is in flight, and take part in the averages of those that still train."""
+        while not self._parcels:
+            if self._step_seconds is None:
+                self._step_seconds = self.comm.average(self._own_step_seconds(), self.comm.layout.ranks)
+            yield self._step_seconds
+            yield from self._choose_fragments()
+        while self._queue:
+            yield from self._merge_oldest()
+        some_train = True
+        while some_train:  # the others, in the order in which they send
+            parcel = self._send(training=False)
+            some_train = yield from parcel.receive()
+            parcel.merge()
+            self._queue.clear()
 
-    def _send(self, step: int, *, training: bool) -> None:
-        everyone = self.comm.layout.ranks
-        copy_all_(self._sent, self.replica.flats)
-        self._in_flight = [
-            self.comm.average(sent, everyone, out=mean) for sent, mean in zip(self._sent, self._mean, strict=True)
-        ]
-        self._in_flight.append(self.comm.average(training_flag(training), everyone))
-        self._sent_at = step
+    def _is_due(self, parcel: Parcel) -> Generator[Work[Any], Any, bool]:
+        late = self._steps - parcel.sent_at
+        if self.delay is not None:
+            return late >= self.delay
+        if self.max_delay is not None and late >= self.max_delay:
+            return True
+        if self.gradients == "own":
+            return parcel.done
+        node = self.comm.layout.beside(self.comm.rank)  # its ranks stay equal only if all of them merge in this step
+        all_done: Tensor = yield self.comm.average(torch.tensor(float(parcel.done), dtype=torch.float64), node)
+        return all_done.item() > 1 - 0.5 / len(node)
 
-    def _receive(self) -> Any:
-        """Wait for the average in flight; tells whether some rank still trained when it was sent."""
-        for work in self._in_flight:
-            flag = yield work
-        self._in_flight = []
-        return flag.item() > 0
-
-    def _merge(self, late: int) -> Steps:
-        yield from self._receive()
-        self.averages += 1
+    def _merge_oldest(self) -> Steps:
+        parcel = self._queue.popleft()
+        yield from parcel.receive()
+        late = self._steps - parcel.sent_at
+        self.merges += 1
         self.steps_late += late
         if late == 0:
-            copy_all_(self.replica.flats, self._mean)
+            parcel.adopt()
         else:
-            self._add_correction()
+            parcel.merge()
 
-    def _add_correction(self) -> None:
-        for x, mean, sent in zip(self.replica.flats, self._mean, self._sent, strict=True):
-            add_difference_(x, mean, sent)
+    def _may_send(self, parcel: Parcel) -> bool:
+        if parcel.in_flight or (self.delay is None and len(self._queue) >= self._depth):
+            self._held_back = True
+            return False
+        if self.delay is None:
+            return self._steps - parcel.sent_at >= self.every
+        # Exactly so late means exactly when, too: the parts of x take turns within the interval.
+        interval = max(self.every, self.delay)
+        first = self.every + self._turn * interval // len(self._parcels)
+        return self._steps >= first and (self._steps - first) % interval == 0 and parcel.sent_at < self._steps
+
+    def _send(self, *, training: bool) -> Parcel:
+        parcel = self._parcels[self._turn]
+        self._turn = (self._turn + 1) % len(self._parcels)
+        parcel.send(self.comm, self.comm.layout.ranks, self._steps, training=training)
+        self._queue.append(parcel)
+        return parcel
+
+    def _adapt_depth(self) -> None:
+        """Deeper if the wire ran dry while there was more to send, shallower if it did not get through half of it."""
+        if not self._queue and self._held_back:
+            self._depth = min(self._depth + 1, len(self._parcels))
+        elif len(self._queue) > 1:
+            self._depth = max(2, self._depth - 1)
+        if self.max_delay == 0:
+            self._depth = len(self._parcels)
+        self._held_back = False
+
+    def _cut(self, fragments: int) -> None:
+        self._parcels = [Parcel(part, self.wire_dtype) for part in self.replica.fragments(fragments)]
+        self.parts = fragments
+
+    def _choose_fragments(self) -> Steps:
+        """Once the time of a step is known on all ranks: as many parts as the wire carries, some in every step."""
+        if self._steps == 1:
+            self._first_step_at = self.comm.now()
+        if self._step_seconds is None and self._steps >= TIMED_STEPS:
+            self._step_seconds = self.comm.average(self._own_step_seconds(), self.comm.layout.ranks)
+            if self.gradients == "node":
+                yield self._step_seconds
+        if self._step_seconds is not None and self._step_seconds.done:
+            self._cut(self._fragments_for(self._step_seconds.result().item()))
+
+    def _fragments_for(self, step_seconds: float) -> int:
+        if not self._wire_seconds > step_seconds > 0:
+            return 1
+        numbers = sum(flat.numel() for flat in self.replica.flats)
+        longest = min(MOST_FRAGMENTS, numbers, int(self._wire_seconds / (FEWEST_LATENCIES * self._latency)))
+        return max(1, min(math.ceil(PARTS_PER_STEP * self._wire_seconds / step_seconds), longest))
+
+    def _own_step_seconds(self) -> Tensor:
+        timed = self._steps - 1
+        seconds = (self.comm.now() - self._first_step_at) / timed if timed > 0 else 0.0
+        return torch.tensor(seconds, dtype=torch.float64)
+
+    def _time_the_wire(self) -> Generator[Work[Any], Any, tuple[float, float]]:
+        """The seconds that an average of a single number and one of all x take when all ranks are there, alike on all
+        ranks."""
+        everyone = self.comm.layout.ranks
+        latency = seconds = 0.0
+        for flat in self.replica.flats:
+            like = getattr(torch, self.wire_dtype) if self.wire_dtype is not None else flat.dtype
+            size = min(max(1, len(flat) // PROBE_SHARE), PROBE_MOST)
+            took = []
+            for length in (1, 1, size):  # the first warms up
+                began = self.comm.now()
+                yield self.comm.average(torch.zeros(length, dtype=like, device=flat.device), everyone)
+                took.append(self.comm.now() - began)
+            latency = max(latency, took[1], 1e-9)
+            seconds += took[1] + max(0.0, took[2] - took[1]) * len(flat) / size
+        means = []
+        for value in (latency, seconds):
+            mean: Tensor = yield self.comm.average(torch.tensor(value, dtype=torch.float64), everyone)
+            means.append(mean.item())
+        return means[0], means[1]

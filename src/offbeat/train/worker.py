@@ -18,6 +18,7 @@ from ..report.meter import Meter
 from ..report.metrics import MetricsFile
 from ..report.progress import Progress
 from ..report.status import Status
+from ..strategy import Plan
 from ..trace import Event
 from .board import Board
 from .ending import finish_run, fresh_metrics
@@ -44,6 +45,7 @@ def work(job: Job, layout: Layout | None, device: torch.device) -> None:
             model = task.model().to(device)
             torch.manual_seed(worker_seed(job.seed, rank))
             optimizer = task.optimizer(model.parameters())
+            job.strategy.prepare(Plan(steps, job.shard(task, rank, workers).steps_per_epoch))
             with attach(model, optimizer, job.strategy, layout=layout, seed=job.seed) as run:
                 meter = Meter(rank, steps, run.trace, run.strategy)
                 train(job, task, model, optimizer, run, meter, board, steps)
@@ -87,6 +89,7 @@ def train(
         loss.backward()  # type: ignore[no-untyped-call]
         if job.step_seconds is not None:  # as a host waits while its device computes
             time.sleep(max(0.0, began + job.step_seconds - time.monotonic()))
+        run.observe(loss)
         optimizer.step()
         now = run.comm.now()
         meter.step(loss.detach(), now)
