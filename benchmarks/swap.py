@@ -1,8 +1,8 @@
 """Pairwise exchange on one host: Offbeat's peers, gloo, and bare blocking sockets, taking turns.
 
 Two processes move a buffer each way at the same time, again and again, one method after the other in every
-round, so that whatever else the machine does falls on all of them alike. On one host Offbeat takes Unix sockets;
-how it does over TCP, as between hosts, is shown beside it.
+round, so that whatever else the machine does falls on all of them alike. On one host Offbeat takes shared memory, from
+the second round on; how it does over TCP, as between hosts, is shown beside it.
 
     python benchmarks/swap.py [--megabytes 44] [--repeats 15] [--json FILE]
 """

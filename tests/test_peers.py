@@ -1,5 +1,7 @@
 """The pairwise transport: all endpoints of a test live in this process, unless they have to be killed."""
 
+import array
+import fcntl
 import os
 import random
 import signal
@@ -17,10 +19,12 @@ import torch
 
 from offbeat.errors import BadInput, LostPeer, OffbeatError, Stopped
 from offbeat.layout import Ranks
-from offbeat.peers import Closed, Peers, Pending, listen
-from offbeat.peers.greeting import Listener
+from offbeat.peers import Closed, Peers, Pending, cores, listen, shared
+from offbeat.peers.greeting import Listener, local_name
 from offbeat.peers.pairing import Matching
-from offbeat.peers.wire import Kind, Reply, greet
+from offbeat.peers.ring import RING_NBYTES, SLOT_NBYTES, SLOTS, Filler
+from offbeat.peers.shared import SHARED_NBYTES_AT_LEAST
+from offbeat.peers.wire import DTYPES, FRAME_NBYTES, GREETING_NBYTES, Frame, Kind, Reply, greet, pack, unpack
 
 pytestmark = pytest.mark.timeout(30)
 T = TypeVar("T")
@@ -397,10 +401,18 @@ def test_nobody_is_paired_with_one_it_did_not_name() -> None:
 # -- the dead, the stopped and the strange -----------------------------------------------------------------------------
 
 
-def doomed(rank: int, addresses: dict[int, tuple[str, int]], listener: Listener, how: int, forks: bool) -> None:
+SWAPS_TO_WARM_UP = 3  # after so many large ones in turn, the next one is sure to go through shared memory
+WARM_UP = torch.ones(SHARED_NBYTES_AT_LEAST, dtype=torch.uint8)
+
+
+def doomed(
+    rank: int, addresses: dict[int, tuple[str, int]], listener: Listener, how: int, forks: bool, warm: bool
+) -> None:
     """A process that ends itself in the middle of a swap with rank 0."""
     torch.set_num_threads(1)
     peers = Peers(rank, addresses, listener, key=KEY, **LOCAL)
+    for _ in range(SWAPS_TO_WARM_UP if warm else 0):
+        finish(peers.swap(WARM_UP, 0))
     work = peers.swap(torch.ones(60_000_000, dtype=torch.uint8), 0)
     while not work.bytes_received > 3_000_000:
         time.sleep(0.0002)
@@ -411,11 +423,13 @@ def doomed(rank: int, addresses: dict[int, tuple[str, int]], listener: Listener,
 
 
 @contextmanager
-def world_with_a_doomed(how: int, forks: bool = False, **options: float) -> Iterator[tuple[Peers, Peers]]:
+def world_with_a_doomed(
+    how: int, forks: bool = False, warm: bool = False, **options: float
+) -> Iterator[tuple[Peers, Peers]]:
     """Ranks 0 and 1 here, and rank 2 in a process of its own."""
     listeners = [listen(HOST) for _ in range(3)]
     addresses = {rank: (HOST, listener.port) for rank, listener in enumerate(listeners)}
-    process = get_context("fork").Process(target=doomed, args=(2, addresses, listeners[2], how, forks))
+    process = get_context("fork").Process(target=doomed, args=(2, addresses, listeners[2], how, forks, warm))
     process.start()
     listeners[2].close()
     try:
@@ -423,6 +437,9 @@ def world_with_a_doomed(how: int, forks: bool = False, **options: float) -> Iter
             Peers(0, addresses, listeners[0], key=KEY, **LOCAL, **options) as a,
             Peers(1, addresses, listeners[1], key=KEY, **LOCAL, **options) as b,
         ):
+            for _ in range(SWAPS_TO_WARM_UP if warm else 0):
+                finish(a.swap(WARM_UP, 2))
+                both(a, b, WARM_UP.nbytes)
             yield a, b
     finally:
         process.kill()
@@ -430,12 +447,13 @@ def world_with_a_doomed(how: int, forks: bool = False, **options: float) -> Iter
         process.close()
 
 
+@pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("forks", [False, True])
-def test_a_killed_peer_is_lost_at_once_and_the_others_go_on(forks: bool) -> None:
-    with world_with_a_doomed(signal.SIGKILL, forks) as (a, b):
+def test_a_killed_peer_is_lost_at_once_and_the_others_go_on(forks: bool, warm: bool) -> None:
+    with world_with_a_doomed(signal.SIGKILL, forks, warm) as (a, b):
         began = time.monotonic()
         works = [a.swap(torch.zeros(60_000_000, dtype=torch.uint8), 2) for _ in range(3)]
-        both(a, b, 1_000_000)
+        both(a, b, 3_000_000)
         for work in works:
             assert work.wait(4)
             with pytest.raises(LostPeer, match="rank 2"):
@@ -450,15 +468,16 @@ def test_a_killed_peer_is_lost_at_once_and_the_others_go_on(forks: bool) -> None
         both(a, b, 1_000_000)
 
 
-def test_a_stopped_peer_is_passed_over_and_in_the_end_lost() -> None:
-    with world_with_a_doomed(signal.SIGSTOP, timeout_seconds=4.0, patience_seconds=0.3) as (a, b):
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_stopped_peer_is_passed_over_and_in_the_end_lost(warm: bool) -> None:
+    with world_with_a_doomed(signal.SIGSTOP, warm=warm, timeout_seconds=4.0, patience_seconds=0.3) as (a, b):
         work = a.swap(torch.zeros(60_000_000, dtype=torch.uint8), 2)
         time.sleep(0.5)
         began = time.monotonic()
         for k in range(20):
             here, there = a.pair((2, 1)), b.pair((2, 0) if k % 2 else (0,))
             assert finish(here, there, seconds=1.5) == [1, 0]
-            both(a, b, 1_000_000)
+            both(a, b, 3_000_000)
         assert time.monotonic() - began < 3, "each may wait for the stopped one once, not in every round"
         assert work.wait(10)
         with pytest.raises(LostPeer, match=r"no progress|timed out"):
@@ -595,3 +614,241 @@ def test_without_its_unix_socket_a_peer_is_met_over_tcp() -> None:
     addresses = {rank: (HOST, listener.port) for rank, listener in enumerate(listeners)}
     with Peers(0, addresses, listeners[0], key=KEY) as a, Peers(1, addresses, listeners[1], key=KEY) as b:
         both(a, b)
+
+
+# -- through shared memory ---------------------------------------------------------------------------------------------
+
+on_one_host = pytest.mark.parametrize("local", [True], indirect=True, ids=["unix"])
+
+
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each piece that was put into a ring by this process."""
+    sizes: list[int] = []
+    put = Filler.put
+
+    def spy(ring: Filler, piece: memoryview) -> None:
+        sizes.append(piece.nbytes)
+        put(ring, piece)
+
+    monkeypatch.setattr(Filler, "put", spy)
+    return sizes
+
+
+def warm_up(*peers: Peers) -> None:
+    for k, a in enumerate(peers):
+        for b in peers[k + 1 :]:
+            for _ in range(SWAPS_TO_WARM_UP):
+                both(a, b, WARM_UP.nbytes)
+
+
+@on_one_host
+@pytest.mark.parametrize("in_place", [(False, False), (True, False), (True, True)])
+def test_sizes_around_every_threshold_arrive_whole(in_place: tuple[bool, bool], filled: list[int]) -> None:
+    edges = SHARED_NBYTES_AT_LEAST, SLOT_NBYTES, 2 * SLOT_NBYTES, RING_NBYTES, 2 * RING_NBYTES
+    with world(2) as (a, b):
+        warm_up(a, b)
+        for nbytes in [0, 1, *(edge + more for edge in edges for more in (-1, 0, 1)), 30_000_001]:
+            filled.clear()
+            x, y = (torch.randint(256, (nbytes,), dtype=torch.uint8) for _ in range(2))
+            x_before, y_before = x.clone(), y.clone()
+            works = a.swap(x, 1, x if in_place[0] else None), b.swap(y, 0, y if in_place[1] else None)
+            got_a, got_b = finish(*works)
+            assert torch.equal(got_a, y_before)
+            assert torch.equal(got_b, x_before)
+            assert sum(filled) == (2 * nbytes if nbytes >= SHARED_NBYTES_AT_LEAST else 0)
+            assert [work.bytes_sent for work in works] == [nbytes] * 2
+
+
+@on_one_host
+def test_both_ways_keep_their_order_side_by_side(filled: list[int]) -> None:
+    """Many swaps at once, in place or not, from before there is a ring until long after."""
+    sizes = [(k * 977_777) % 5_000_000 if k % 3 else k for k in range(40)]
+    with world(2) as (a, b):
+        for _ in range(2):
+            here = [torch.full((n,), k, dtype=torch.uint8) for k, n in enumerate(sizes)]
+            there = [torch.full((n,), 100 + k, dtype=torch.uint8) for k, n in enumerate(sizes)]
+            works = [a.swap(x, 1, x if k % 2 else None) for k, x in enumerate(here)]
+            works += [b.swap(y, 0, y if k % 5 else None) for k, y in enumerate(there)]
+            for k, got in enumerate(finish(*works)):
+                assert bool((got == (100 + k if k < 40 else k - 40)).all())
+    assert filled
+
+
+@on_one_host
+def test_several_peers_share_memory_with_one_at_the_same_time(filled: list[int]) -> None:
+    with world(4) as peers:
+        warm_up(*peers)
+        filled.clear()
+        swaps = []
+        for a in peers:
+            for b in peers[: a.rank]:
+                nbytes = 2_000_000 * (a.rank + 2 * b.rank) + a.rank
+                x, y = (torch.randint(256, (nbytes,), dtype=torch.uint8) for _ in range(2))
+                swaps += [(a.swap(x, b.rank), y), (b.swap(y, a.rank), x)]
+        for work, expected in swaps:
+            assert torch.equal(finish(work)[0], expected)
+        assert sum(filled) == sum(expected.nbytes for _, expected in swaps)
+
+
+@on_one_host
+def test_a_last_shared_swap_arrives_though_the_sender_closes_at_once(filled: list[int]) -> None:
+    for _ in range(5):
+        with world(2) as (a, b):
+            warm_up(a, b)
+            filled.clear()
+            x = torch.randn(2_000_000)
+            here, there = a.swap(x, 1), b.swap(x, 0)
+            here.on_done(a.close)
+            assert here.wait(10)
+            a.close()
+            assert torch.equal(finish(there)[0], x)
+            assert sum(filled) == 2 * x.nbytes
+
+
+@on_one_host
+@pytest.mark.parametrize("missing", ["everywhere", "out of memory"])
+def test_without_shared_memory_the_socket_carries_all(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    if missing == "everywhere":
+        monkeypatch.setattr(shared, "AVAILABLE", False)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    with world(2) as (a, b):
+        for _ in range(4):
+            both(a, b, 3_000_000)
+
+
+def test_to_step_aside_leaves_the_thread_as_free_as_it_was() -> None:
+    allowed = os.sched_getaffinity(0)
+    cores.step_aside()
+    assert os.sched_getaffinity(0) == allowed
+    assert cores.here() - 1 in allowed
+
+
+class Liar:
+    """Rank 1 on a bare Unix socket, to say to rank 0 what no peer would."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(5)
+        self.socket.connect(local_name(port))
+        self.socket.sendall(greet(Reply.HELLO, KEY, 1, 0))
+        assert len(self.socket.recv(GREETING_NBYTES, socket.MSG_WAITALL)) == GREETING_NBYTES
+
+    def say(self, *frames: Frame, descriptor: int | None = None) -> None:
+        fds = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self.socket.sendmsg([b"".join(map(pack, frames))], fds)
+
+    def hear(self) -> Frame:
+        return unpack(bytearray(self.socket.recv(FRAME_NBYTES, socket.MSG_WAITALL)))
+
+    def share(self, me: Peers, nbytes: int) -> list[Pending[torch.Tensor]]:
+        """Lay honest rings, and agree on a swap of this size to be shared; the works of rank 0."""
+        works = [me.swap(torch.zeros(SHARED_NBYTES_AT_LEAST, dtype=torch.uint8), 1)]
+        assert [self.hear().kind, self.hear().kind] == [Kind.OFFER, Kind.RING]
+        ring = Filler()
+        self.say(Frame(Kind.READY))
+        self.say(Frame(Kind.RING), descriptor=ring.descriptor)
+        assert self.hear().kind is Kind.READY
+        ring.close()
+        works.append(me.swap(torch.zeros(nbytes, dtype=torch.uint8), 1))
+        assert self.hear() == Frame(Kind.OFFER, 1, DTYPES.index(torch.uint8), nbytes)
+        offers = [Frame(Kind.OFFER, k, 0, (SHARED_NBYTES_AT_LEAST, nbytes)[k]) for k in (0, 1)]
+        self.say(offers[0], Frame(Kind.BODY, nbytes=SHARED_NBYTES_AT_LEAST))
+        self.socket.sendall(bytes(SHARED_NBYTES_AT_LEAST))
+        assert self.hear().kind is Kind.BODY
+        self.socket.recv(SHARED_NBYTES_AT_LEAST, socket.MSG_WAITALL)
+        finish(works[0])
+        self.say(offers[1])
+        return works
+
+
+@contextmanager
+def world_with_a_liar(**options: float) -> Iterator[tuple[Peers, Liar]]:
+    listener = listen(HOST)
+    with Peers(0, {1: (HOST, 9), 2: (HOST, 9)}, listener, key=KEY, **options) as a:
+        liar = Liar(listener.port)
+        with liar.socket:
+            yield a, liar
+
+
+@on_one_host
+@pytest.mark.parametrize("kind", [Kind.PIECE, Kind.FREED, Kind.READY])
+def test_who_speaks_of_memory_that_is_not_shared_is_lost(kind: Kind) -> None:
+    with world_with_a_liar() as (a, liar):
+        liar.say(Frame(kind, number=2**32 - 1, nbytes=2**63))
+        assert liar.socket.recv(1) == b""
+        assert a.alive() == {0, 2}
+
+
+@on_one_host
+@pytest.mark.parametrize(
+    "lies",
+    [
+        [Kind.PIECE] * 8,  # one more than the body has
+        [Kind.FREED] * (SLOTS + 1),  # more than were ever filled
+        [Kind.READY],
+        [Kind.RING] * 2,
+        [Kind.BODY],
+    ],
+)
+def test_who_lies_about_the_ring_is_lost(lies: list[Kind]) -> None:
+    with world_with_a_liar() as (a, liar):
+        nbytes = 6 * SLOT_NBYTES + 1
+        _, work = liar.share(a, nbytes)
+        ring = Filler()
+        for kind in lies:
+            with suppress(OSError):  # lost already
+                liar.say(Frame(kind, nbytes=nbytes), descriptor=ring.descriptor)
+        ring.close()
+        assert work.wait(5)
+        with pytest.raises(LostPeer, match="rank 1"):
+            work.result()
+        assert a.alive() == {0, 2}
+
+
+@on_one_host
+def test_slots_filled_again_before_they_were_freed_are_refused() -> None:
+    """In place, rank 0 may not empty a slot before it has sent as much, and its own ring stays full."""
+    with world_with_a_liar() as (a, liar):
+        liar.share(a, 20 * SLOT_NBYTES)
+        x = torch.zeros(20 * SLOT_NBYTES, dtype=torch.uint8)
+        work = a.swap(x, 1, x)
+        liar.say(Frame(Kind.OFFER, 1, 0, x.nbytes), *[Frame(Kind.PIECE)] * 40)
+        assert work.wait(5)
+        with pytest.raises(LostPeer, match="not its to fill"):
+            work.result()
+
+
+@on_one_host
+def test_a_peer_that_never_empties_its_slots_is_lost() -> None:
+    with world_with_a_liar(timeout_seconds=1.0) as (a, liar):
+        _, work = liar.share(a, 20 * SLOT_NBYTES)
+        liar.say(*[Frame(Kind.PIECE)] * 20)
+        assert work.wait(5)
+        with pytest.raises(LostPeer, match="no progress"):
+            work.result()
+
+
+@on_one_host
+def test_a_descriptor_of_no_use_is_not_answered_and_not_kept() -> None:
+    unsealed, short = os.memfd_create("unsealed"), os.memfd_create("short", os.MFD_ALLOW_SEALING)
+    ends = os.pipe()
+    try:
+        os.ftruncate(unsealed, RING_NBYTES)
+        os.ftruncate(short, RING_NBYTES - 1)
+        fcntl.fcntl(short, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        with world_with_a_liar() as (a, liar):
+            before = descriptors()
+            for fd in (unsealed, short, *ends, None):
+                liar.say(Frame(Kind.RING), descriptor=fd)
+            liar.say(Frame(Kind.ASK, 5), descriptor=unsealed)
+            assert liar.hear() == Frame(Kind.NO, 5)
+            assert descriptors() == before
+            assert a.alive() == {0, 1, 2}
+    finally:
+        for fd in (unsealed, short, *ends):
+            os.close(fd)

@@ -1,6 +1,6 @@
 """Peers: pairwise exchange, the transport behind `Comm.pair` and `Comm.swap` in the real world.
 
-TCP between hosts, Unix sockets on one host; the code above them is the same.
+TCP between hosts; Unix sockets on one host, and shared memory for what is large. The code above is the same.
 
 Pattern: rank i asks its candidates one by one who is free; the two that agree swap one buffer each, full
 duplex, on the one connection between them. No coordinator, and nobody else takes part or waits.
@@ -8,6 +8,10 @@ duplex, on the one connection between them. No coordinator, and nobody else take
     work.py      what a call returns
     wire.py      bytes: the greeting, the frame, the memory of a tensor
     pairing.py   who meets whom: messages in, messages out, no sockets
+    swap.py      one exchange and its memory
+    ring.py      memory shared with a process on the same host
+    cores.py     which core a thread is on, and how to leave it
+    shared.py    bodies that go through such memory
     link.py      one connection: frames and bodies, never blocking
     greeting.py  how a connection begins: dial, prove the key, agree on one
     endpoint.py  `Peers`: one thread that serves all connections of a process
@@ -15,7 +19,7 @@ duplex, on the one connection between them. No coordinator, and nobody else take
 
 from .endpoint import Peers
 from .greeting import listen
-from .link import Swap
+from .swap import Swap
 from .work import Closed, Pairing, Pending
 
 __all__ = ["Closed", "Pairing", "Peers", "Pending", "Swap", "listen"]

@@ -24,8 +24,9 @@ from torch import Tensor
 from ..errors import BadInput, LostPeer
 from ..layout import Ranks
 from .greeting import Address, Door, Listener, farewell, prepare
-from .link import Link, Swap
+from .link import Link
 from .pairing import Matching
+from .swap import Swap
 from .wire import KEY_NBYTES_AT_LEAST, Frame, Kind, WireError
 from .work import Closed, Pairing, Pending
 
@@ -39,8 +40,8 @@ class Peers:
     `listen()` and is closed with the endpoint, and `key` is a secret of 16 or more random bytes that all ranks
     of the run share. A peer on which a swap makes no progress for `timeout_seconds` is lost, and so is one that
     does not even start the swap that we wait for. A peer that leaves the question of `pair` unanswered for
-    `patience_seconds` is passed over until it is heard again. Peers on this host are met over Unix sockets, which
-    are nearly twice as fast, unless `local` is False.
+    `patience_seconds` is passed over until it is heard again. Peers on this host are met over Unix sockets, and
+    large buffers take the way through shared memory, unless `local` is False.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class Peers:
 
     def _link(self, peer: int) -> Link:
         if peer not in self._links:
-            self._links[peer] = Link(peer, self._hear)
+            self._links[peer] = Link(self.rank, peer, self._hear)
             self._door.call(peer)
         return self._links[peer]
 
@@ -236,8 +237,8 @@ class Peers:
         return peer not in self._lost and (peer not in self._links or self._links[peer].socket is None)
 
     def _join(self, peer: int, sock: socket.socket) -> None:
-        link = self._links.setdefault(peer, Link(peer, self._hear))
-        link.socket = sock
+        link = self._links.setdefault(peer, Link(self.rank, peer, self._hear))
+        link.join(sock)
         self._selector.register(sock, READ, partial(self._turn, link))
         try:
             prepare(sock, self._timeout_seconds)
@@ -264,6 +265,8 @@ class Peers:
                 self._send(link, now)
             if events & READ and not link.receive(now):
                 raise ConnectionResetError("it hung up" + (" in the middle of a swap" if link.in_frame else ""))
+            if not events & WRITE and link.wants_to_send and not link.blocked:
+                self._send(link, now)  # an answer to what came
         except (OSError, WireError) as error:
             self._lose(link.peer, str(error))
         else:

@@ -2,78 +2,55 @@
 
 The k-th offer here meets the k-th there. Sizes and dtypes are compared before any body is sent, so a mismatch
 is an error on both sides and the stream stays whole; and a body never sits unread in front of other frames.
-Bytes go straight from and into the tensors' memory, at most `CHUNK_NBYTES` per call, so that no link keeps the
-endpoint's thread for long. Nothing here blocks, and nothing here knows of threads.
+Bytes go straight from and into the tensors' memory, at most about `CHUNK_NBYTES` per call, so that no link keeps the
+endpoint's thread for long. Between peers on one host, large bodies take the way of shared.py instead of the socket.
+Nothing here blocks, and nothing here knows of threads.
 """
 
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
 
-from torch import Tensor
-
 from ..errors import BadInput
-from .wire import FRAME_NBYTES, Frame, Kind, WireError, dtype_code, dtype_name, memory, pack, unpack
-from .work import Pending
+from .ring import Filler, receive_with_descriptor
+from .shared import SharedBodies
+from .swap import Swap
+from .wire import FRAME_NBYTES, Frame, Kind, WireError, dtype_name, pack, unpack
 
 CHUNK_NBYTES = 2 << 20  # per call: few turns of Python per megabyte, and small against the L3 cache
 WAKE_NBYTES = 1 << 20  # within a body, do not wake for less: SO_RCVLOWAT
 SWAPS_AT_MOST = 64  # under way with one peer
-
-
-class Swap(Pending[Tensor]):
-    """One buffer for another. `bytes_sent` is how much of ours has left so far."""
-
-    def __init__(self, x: Tensor, peer: int, out: Tensor) -> None:
-        super().__init__(f"swap of {x.numel()} {x.dtype} with rank {peer}")
-        self.peer = peer
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self._out = out
-        self.outgoing, self.incoming = memory(x, "x"), memory(out, "out")
-        self.dtype, self.nbytes = dtype_code(x), self.outgoing.nbytes
-        if out.dtype != x.dtype or self.incoming.nbytes != self.nbytes:
-            raise BadInput(f"out holds {out.numel()} {out.dtype} and x {x.numel()} {x.dtype}: give an out like x")
-        apart = abs(x.data_ptr() - out.data_ptr())
-        self.in_place = self.nbytes > 0 and apart == 0
-        if 0 < apart < self.nbytes:
-            raise BadInput("out overlaps x in part: give the same tensor, or one of its own memory")
-
-    @property
-    def room_nbytes(self) -> int:
-        """How much may be received now; in place, only what has been sent may be overwritten."""
-        return (self.bytes_sent if self.in_place else self.nbytes) - self.bytes_received
-
-    def complete_if_moved(self) -> None:
-        if self.bytes_sent == self.bytes_received == self.nbytes:
-            self._let_go()
-            self.resolve(self._out)
-
-    def fail(self, error: Exception) -> None:
-        self._let_go()
-        super().fail(error)
-
-    def _let_go(self) -> None:
-        self.outgoing = self.incoming = memoryview(b"")
+RING_FRAME = pack(Frame(Kind.RING))
 
 
 class Link:
     """Frames and bodies to and from one peer. Created before its socket is: what is sent meanwhile waits here."""
 
-    def __init__(self, peer: int, hear: Callable[[int, Frame], None]) -> None:
+    def __init__(self, rank: int, peer: int, hear: Callable[[int, Frame], None]) -> None:
         self.peer = peer
         self.socket: socket.socket | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
         self.progress_seconds = 0.0  # when a swap last moved
+        self.blocked = False  # the socket took less than it was given: wait until it is writable
         self._hear = hear
-        self._queue: deque[memoryview | Swap] = deque()  # to be sent, in this order
-        self._posted: deque[Swap] = deque()  # ours that met no offer yet
+        self._near = False  # whether descriptors can be passed
+        self._queue: deque[memoryview | Swap | Filler] = deque()  # to be sent, in this order
+        self._shared = SharedBodies(
+            say=self.say,
+            hand_over=self._queue.append,
+            sent=self._queue.append,
+            received=self._settle,
+            gives_way=rank > peer,
+        )
+        self._posted: deque[tuple[Swap, bool]] = deque()  # ours that met no offer yet, and if they could be shared
         self._offered: deque[Frame] = deque()  # theirs that met no swap of ours yet
         self._matched: deque[Swap] = deque()  # agreed on, body not yet received
         self._swaps: dict[Swap, None] = {}
         self._frame = bytearray(FRAME_NBYTES)
         self._frame_nbytes = 0
+        self._descriptor: int | None = None  # came along with it
         self._body: Swap | None = None  # being received
         self._wake_nbytes = 1
 
@@ -83,7 +60,7 @@ class Link:
 
     @property
     def wants_to_send(self) -> bool:
-        return bool(self._queue)
+        return bool(self._queue) or self._shared.can_fill
 
     @property
     def wants_to_receive(self) -> bool:
@@ -92,7 +69,13 @@ class Link:
     @property
     def in_frame(self) -> bool:
         """Whether the end of the stream would cut something in two."""
-        return self._body is not None or self._frame_nbytes > 0
+        return self._body is not None or self._frame_nbytes > 0 or self._shared.receiving
+
+    def join(self, sock: socket.socket) -> None:
+        """There is a connection now."""
+        self.socket = sock
+        self._near = sock.family == socket.AF_UNIX
+        self._offer_ring()
 
     def say(self, frame: Frame) -> None:
         self._queue.append(memoryview(pack(frame)))
@@ -106,9 +89,15 @@ class Link:
         if not self._swaps:
             self.progress_seconds = now
         self._swaps[swap] = None
-        self._posted.append(swap)
-        self.say(Frame(Kind.OFFER, dtype=swap.dtype, nbytes=swap.nbytes))
+        shared = self._shared.could_carry(swap.nbytes)
+        self._posted.append((swap, shared))
+        self.say(Frame(Kind.OFFER, number=int(shared), dtype=swap.dtype, nbytes=swap.nbytes))
+        self._offer_ring()
         self._match(now)
+
+    def _offer_ring(self) -> None:
+        if self._near and self._posted:
+            self._shared.offer_ring(max(swap.nbytes for swap, _ in self._posted))
 
     def fail(self, error: Exception) -> None:
         for swap in self._swaps:
@@ -117,51 +106,95 @@ class Link:
         for queue in (self._queue, self._posted, self._offered, self._matched):
             queue.clear()
         self._body = None
+        self._drop_descriptor()
+        self._shared.close()
 
     def send(self, now: float) -> None:
         """Send until the socket is full or a chunk has gone. Raises OSError."""
         budget = CHUNK_NBYTES
-        assert self.socket is not None
-        while self._queue and budget > 0:
-            head = self._queue[0]
-            piece = head.outgoing[head.bytes_sent : head.bytes_sent + budget] if isinstance(head, Swap) else head
-            try:
-                sent = self.socket.send(piece) if piece.nbytes else 0
-            except BlockingIOError:
-                return
-            self.bytes_sent += sent
-            budget -= sent
-            if isinstance(head, Swap):
-                head.bytes_sent += sent
+        self.blocked = False
+        while budget > 0 and not self.blocked:
+            if self._queue:
+                budget -= self._send_next(budget, now)
+            elif copied := self._shared.fill():
+                budget -= copied
+                self.bytes_sent += copied
                 self.progress_seconds = now
-                if head.bytes_sent == head.nbytes:
-                    self._queue.popleft()
-                    self._settle(head)
-            elif sent == head.nbytes:
-                self._queue.popleft()
             else:
-                self._queue[0] = head[sent:]
-            if sent < piece.nbytes:
-                return
+                break
+        self._empty_slots(now)  # in place, there may be more room now
+
+    def _send_next(self, budget: int, now: float) -> int:
+        """Give the socket the head of the queue or a part of it; how many bytes it took."""
+        assert self.socket is not None
+        head = self._queue[0]
+        piece = (
+            head.outgoing[head.bytes_sent : head.bytes_sent + budget]
+            if isinstance(head, Swap)
+            else memoryview(RING_FRAME)
+            if isinstance(head, Filler)
+            else head
+        )
+        try:
+            if isinstance(head, Filler):
+                head.hand_over(self.socket, RING_FRAME)
+                sent = piece.nbytes
+            else:
+                sent = self.socket.send(piece) if piece.nbytes else 0
+        except BlockingIOError:
+            sent = 0
+        self.blocked = sent < piece.nbytes
+        self.bytes_sent += sent
+        if isinstance(head, Swap):
+            head.bytes_sent += sent
+            self.progress_seconds = now
+            if head.bytes_sent == head.nbytes:
+                self._queue.popleft()
+                self._settle(head)
+        elif not self.blocked:
+            self._queue.popleft()
+        elif isinstance(head, memoryview):
+            self._queue[0] = head[sent:]
+        return sent
 
     def receive(self, now: float) -> bool:
         """Receive until the socket is empty or a chunk has come; False at the end of the stream. Raises OSError."""
         assert self.socket is not None
-        budget = CHUNK_NBYTES
-        while budget > 0 and self.wants_to_receive:
-            into = self._space(budget)
+        until_nbytes = self.bytes_received + CHUNK_NBYTES
+        while self.bytes_received < until_nbytes and self.wants_to_receive:
+            into = self._space(until_nbytes - self.bytes_received)
             try:
-                received = self.socket.recv_into(into)
+                received = self._receive_into(into)
             except BlockingIOError:
                 return True
             if received == 0:
                 return False
-            budget -= received
             self.bytes_received += received
             self._take(received, now)
             if received < into.nbytes:
                 break  # the socket is empty; to chase the next few bytes would only keep us from sending
         return True
+
+    def _receive_into(self, into: memoryview) -> int:
+        assert self.socket is not None
+        if self._body is not None or not self._near:
+            return self.socket.recv_into(into)
+        received, descriptor = receive_with_descriptor(self.socket, into)
+        if descriptor is not None:
+            self._drop_descriptor()
+            self._descriptor = descriptor
+        return received
+
+    def _drop_descriptor(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _empty_slots(self, now: float) -> None:
+        moved = self._shared.empty()
+        if moved:
+            self.bytes_received += moved
+            self.progress_seconds = now
 
     def _space(self, budget: int) -> memoryview:
         body = self._body
@@ -183,7 +216,10 @@ class Link:
         self._frame_nbytes += received
         if self._frame_nbytes == FRAME_NBYTES:
             self._frame_nbytes = 0
-            self._act(unpack(self._frame), now)
+            try:
+                self._act(unpack(self._frame), now)
+            finally:
+                self._drop_descriptor()  # a ring has its own by now, and nothing else should have come with one
 
     def _act(self, frame: Frame, now: float) -> None:
         if frame.kind is Kind.OFFER:
@@ -191,6 +227,12 @@ class Link:
                 raise WireError(f"it offered more than {SWAPS_AT_MOST} swaps that nobody here asked for")
             self._offered.append(frame)
             self._match(now)
+        elif frame.kind is Kind.RING:
+            self._shared.hear_ring(self._descriptor)
+        elif frame.kind in (Kind.READY, Kind.PIECE, Kind.FREED):
+            self._shared.hear(frame)
+            self.progress_seconds = now
+            self._empty_slots(now)
         elif frame.kind is Kind.BODY:
             if not self._matched or self._matched[0].nbytes != frame.nbytes:
                 raise WireError(f"it sent a body of {frame.nbytes} bytes that was not agreed on")
@@ -205,12 +247,15 @@ class Link:
 
     def _match(self, now: float) -> None:
         while self._posted and self._offered:
-            swap, offer = self._posted.popleft(), self._offered.popleft()
+            (swap, shared), offer = self._posted.popleft(), self._offered.popleft()
             self.progress_seconds = now
             if (swap.dtype, swap.nbytes) == (offer.dtype, offer.nbytes):
-                self._matched.append(swap)
-                self.say(Frame(Kind.BODY, dtype=swap.dtype, nbytes=swap.nbytes))
-                self._queue.append(swap)
+                if shared and offer.number:
+                    self._shared.carry(swap)
+                else:
+                    self._matched.append(swap)
+                    self.say(Frame(Kind.BODY, dtype=swap.dtype, nbytes=swap.nbytes))
+                    self._queue.append(swap)
             else:
                 del self._swaps[swap]
                 swap.fail(
@@ -223,7 +268,7 @@ class Link:
     def _settle(self, swap: Swap) -> None:
         """One direction is through; an empty swap needs both bodies' frames as well, as a full one does."""
         waits = swap in self._matched or swap is self._body or swap in self._queue
-        if not waits:
+        if not waits and not self._shared.carrying(swap):
             del self._swaps[swap]
             swap.complete_if_moved()
 

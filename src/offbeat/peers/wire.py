@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import BadInput
 
-MAGIC = b"offbeat\x01"
+MAGIC = b"offbeat\x02"
 KEY_NBYTES_AT_LEAST = 16
 
 _GREETING = struct.Struct("!8sB32sII")
@@ -49,11 +49,15 @@ class Kind(IntEnum):
     OFFER = 7  # I have a swap of so many bytes of this dtype ready
     BODY = 8  # and here it is: nbytes of raw memory follow
     FREE = 9  # I refused you before; now you may ask me again
+    RING = 10  # a descriptor comes along: memory of mine that we could share
+    READY = 11  # I see your memory
+    PIECE = 12  # the next slot of my ring is full
+    FREED = 13  # and I emptied the next one of yours
 
 
 class Frame(NamedTuple):
     kind: Kind
-    number: int = 0  # of the question
+    number: int = 0  # of the question; of an OFFER, 1 if its body can be shared; of a PIECE, the sender's core
     dtype: int = 0  # an index into DTYPES
     nbytes: int = 0
 
