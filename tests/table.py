@@ -46,4 +46,7 @@ ROWS = [
     Row("lasgd:delay=0,gradients=node", references.lasgd(1, 0), same_in_both_worlds=True, one_step_of_sgd=True),
     Row("gossip", None, same_in_both_worlds=False),
     Row("gossip:topology=ring,rate=2.0", None, same_in_both_worlds=False),
+    Row("gossip:fragments=3", None, same_in_both_worlds=False),
+    Row("a2cid2", None, same_in_both_worlds=False),
+    Row("a2cid2:topology=complete,rate=2.0,fragments=3", None, same_in_both_worlds=False),
 ]

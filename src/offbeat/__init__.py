@@ -5,6 +5,7 @@ from .errors import BadInput, LostPeer, OffbeatError
 from .layout import Layout
 from .shard import shard
 from .strategies import STRATEGIES, make_strategy
+from .strategies.a2cid2 import A2CiD2
 from .strategies.ddp import DDP
 from .strategies.gossip import Gossip
 from .strategies.lasgd import LASGD
@@ -16,6 +17,7 @@ __all__ = [
     "DDP",
     "LASGD",
     "STRATEGIES",
+    "A2CiD2",
     "Attachment",
     "BadInput",
     "Gossip",

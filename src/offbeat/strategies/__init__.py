@@ -6,12 +6,13 @@ from typing import Any
 from .. import options
 from ..errors import BadInput, unknown
 from ..strategy import Strategy
+from .a2cid2 import A2CiD2
 from .ddp import DDP
 from .gossip import Gossip
 from .lasgd import LASGD
 from .local_sgd import LocalSGD
 
-STRATEGIES: dict[str, type[Strategy]] = {cls.name: cls for cls in (Strategy, DDP, LocalSGD, LASGD, Gossip)}
+STRATEGIES: dict[str, type[Strategy]] = {cls.name: cls for cls in (Strategy, DDP, LocalSGD, LASGD, Gossip, A2CiD2)}
 
 
 def make_strategy(spec: str, given: Mapping[str, Any] | None = None) -> Strategy:

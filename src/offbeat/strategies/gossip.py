@@ -3,20 +3,29 @@
     every step:          x_i <- x_i + delta_i                            never waits
     exchange (i, j):     m = x_i - x_j ;  x_i -= m / 2 ;  x_j += m / 2    both from the same two snapshots
 
-Each worker takes part in `rate` exchanges per step on average: it asks a neighbour after a random time of mean
-2 / rate steps, and is asked as often.
+Each worker takes part in `rate` exchanges per step on average: it asks a neighbour at the ticks of a Poisson clock of
+rate / 2 per step, and is asked as often. Where the wire cannot carry that many, it carries what it can, and the report
+says how many those were. x travels in fragments, each snapshot taken when its turn comes.
 """
 
+import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from ..comm import Comm, Process, Steps
 from ..errors import LostPeer, Stopped
 from ..options import option
-from ..replica import Replica, copy_all_
+from ..replica import Replica
 from ..strategy import Strategy, training_flag
-from ..topology import TOPOLOGIES, neighbours
+from ..topology import TOPOLOGIES, check_topology, heal, neighbours
+
+FRAGMENT_NBYTES, MOST_FRAGMENTS = 1 << 20, 64
+OVERDUE_TICKS = 2.0  # that a worker makes up for when the wire was too slow for its clock
 
 
 @dataclass(kw_only=True)
@@ -25,29 +34,39 @@ class Gossip(Strategy):
 
     name: ClassVar[str] = "gossip"
     meets_peers: ClassVar[bool] = True
-    topology: str = option("exponential", "who may exchange with whom", one_of=TOPOLOGIES)
+    topology: str = option("exponential", f"who may exchange with whom: {', '.join(TOPOLOGIES)}, or a file of edges")
     rate: float = option(1.0, "exchanges per worker and step", above=0)
+    fragments: int | None = option(None, "parts in which x is exchanged (none: of 1 MiB each, at most 64)", at_least=1)
     exchanges: int = field(default=0, init=False)
+    steps: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_topology(self.topology)
 
     def start(self, replica: Replica, comm: Comm) -> Steps:
         yield from super().start(replica, comm)
-        # x is the record that exchanges work on; the model's weights follow at each boundary, shifted by what the
-        # exchanges added meanwhile. Forward and backward never see x change.
-        self._x, self._added = replica.like(), replica.like()
-        copy_all_(self._x, replica.flats)
-        self._mine, self._theirs = replica.like(), replica.like()
-        self._neighbours = list(neighbours(self.topology, comm.layout.workers)[comm.rank])
+        count = self.fragments or min(MOST_FRAGMENTS, math.ceil(replica.nbytes / FRAGMENT_NBYTES))
+        self._sections = [self.section(piece) for fragment in replica.fragments(count) for piece in fragment]
+        self._scratch: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+        self._turn = 0  # of the section that is exchanged next
+        self._used, self._fresh = 0, 1  # sections exchanged since the last boundary; renewed at each boundary
+        self._graph, self._lost = neighbours(self.topology, comm.layout.workers), set[int]()
         self._random = random.Random(f"gossip {comm.seed} {comm.rank}")
-        self._started_at, self._steps = comm.now(), 0
-        self._step_seconds = 0.0
+        self._began_at, self._step_seconds = comm.now(), 0.0
         self._loop: Process | None = None
-        self._unsettled = False
+
+    def section(self, weights: Tensor) -> "Section":
+        return Section(weights)
 
     def after_step(self, step: int) -> Steps:
-        self._settle()
-        self._steps += 1  # since the start; `step` goes on from a checkpoint
-        self._step_seconds = (self.comm.now() - self._started_at) / self._steps
-        if self._loop is None and self._neighbours:
+        self.steps += 1  # since the start; `step` goes on from a checkpoint
+        self._step_seconds = (self.comm.now() - self._began_at) / self.steps
+        for section in self._sections:
+            section.settle(self.steps_gone_by())
+        for section in self._upcoming():
+            section.renew()
+        if self._loop is None and self._graph[self.comm.rank]:
             self._loop = self.comm.spawn(self._exchange())
         yield from ()
 
@@ -57,40 +76,106 @@ class Gossip(Strategy):
         if self._loop is not None:
             self._loop.stop()
             yield self._loop
-        self._settle()
+        for section in self._sections:
+            section.settle(self.steps_gone_by())
+            section.end()
         yield from super().finish()
 
     def report(self) -> dict[str, float]:
-        return {"averages": self.exchanges}
+        return {"averages": self.exchanges, "rate": self.exchanges / max(self.steps, 1)}
 
-    def _settle(self) -> None:
-        if self._unsettled:
-            for weights, added in zip(self.replica.flats, self._added, strict=True):
-                weights.add_(added)
-                added.zero_()
-            self._unsettled = False
-        copy_all_(self._x, self.replica.flats)
+    def steps_gone_by(self) -> float:
+        """The time in this worker's own unit: one step of its own, waits included."""
+        return (self.comm.now() - self._began_at) / self._step_seconds if self._step_seconds else 0.0
+
+    def lose(self, peer: int) -> None:
+        """Go on without a peer, up to `finish`, which needs all: its neighbours become each other's."""
+        self._lost.add(peer)
+        self._graph = heal(self._graph, self._lost)
+
+    def _upcoming(self) -> Iterator["Section"]:
+        """Those whose turn comes before the next boundary, by what the last step saw: only they need a new record."""
+        self._fresh = min(len(self._sections), max(self._used + 1, self._fresh - 1))
+        self._used = 0
+        for index in range(self._turn, self._turn + self._fresh):
+            yield self._sections[index % len(self._sections)]
 
     def _exchange(self) -> Steps:
+        tick_at = self.comm.now() + self._until_next_tick()
         try:
-            while self._neighbours:
-                first = self._random.randrange(len(self._neighbours))
-                candidates = (*self._neighbours[first:], *self._neighbours[:first])
-                patience = self._random.expovariate(self.rate / 2) * self._step_seconds
+            while near := self._graph[self.comm.rank]:
+                first = self._random.randrange(len(near))
                 try:
-                    peer = yield self.comm.pair(candidates, after=patience)
+                    after = max(0.0, tick_at - self.comm.now())
+                    peer = yield self.comm.pair((*near[first:], *near[:first]), after=after)
+                    now = self.comm.now()
+                    if now >= tick_at:  # it was this worker's own question
+                        oldest = now - OVERDUE_TICKS * 2 / self.rate * self._step_seconds
+                        tick_at = max(tick_at, oldest) + self._until_next_tick()
                     yield from self._average_with(peer)
-                except LostPeer as lost:  # go on without it up to `finish`, which needs all
-                    self._neighbours = [rank for rank in self._neighbours if rank != lost.peer]
+                except LostPeer as lost:
+                    self._turn = 0
+                    if lost.peer is not None:
+                        self.lose(lost.peer)
         except Stopped:
             return
 
+    def _until_next_tick(self) -> float:
+        return self._random.expovariate(self.rate / 2) * self._step_seconds
+
     def _average_with(self, peer: int) -> Steps:
-        for x, added, mine, theirs in zip(self._x, self._added, self._mine, self._theirs, strict=True):
-            mine.copy_(x)
+        for index, section in enumerate(self._sections):
+            self._turn = index
+            mine, theirs = self._buffers_for(section.weights)
+            section.send(mine, self.steps_gone_by())
             yield self.comm.swap(mine, peer, out=theirs)
-            theirs.sub_(mine)
-            x.add_(theirs, alpha=0.5)
-            added.add_(theirs, alpha=0.5)
-            self._unsettled = True
+            section.receive(mine.sub_(theirs), self.steps_gone_by())
+            self._used += 1
+        self._turn = 0
         self.exchanges += 1
+
+    def _buffers_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.dtype not in self._scratch:
+            longest = max(len(section.weights) for section in self._sections if section.weights.dtype == x.dtype)
+            self._scratch[x.dtype] = (x.new_empty(longest), x.new_empty(longest))
+        mine, theirs = self._scratch[x.dtype]
+        return mine[: len(x)], theirs[: len(x)]
+
+
+class Section:
+    """A part of x as the exchanges see it. They work on a record of their own, taken at a step boundary, because the
+    worker reads and changes its weights meanwhile; the weights follow at the next boundary."""
+
+    alpha = 0.5
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+        self.x = weights.clone()
+        self._added = torch.zeros_like(weights)
+        self._touched = False
+
+    def settle(self, now: float) -> None:
+        """At a boundary: the weights get what exchanges have added."""
+        if self._touched:
+            self.weights.add_(self._added)
+            self._added.zero_()
+            self._touched = False
+
+    def renew(self) -> None:
+        """Take the record anew. An old one does no harm: both sides of an exchange use what they sent."""
+        self.x.copy_(self.weights)
+
+    def send(self, out: Tensor, now: float) -> None:
+        out.copy_(self.x)
+
+    def receive(self, difference: Tensor, now: float) -> None:
+        """The two snapshots, ours less theirs, have arrived; `now` counts steps."""
+        self.add(difference, -self.alpha)
+
+    def add(self, change: Tensor, times: float) -> None:
+        self.x.add_(change, alpha=times)
+        self._added.add_(change, alpha=times)
+        self._touched = True
+
+    def end(self) -> None:
+        """After the last exchange, before the exact average of all."""
