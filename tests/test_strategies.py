@@ -20,8 +20,7 @@ from offbeat.replica import consensus_distance
 from offbeat.sim.clock import Clock
 from offbeat.sim.cluster import ETHERNET, INSIDE_A_NODE, Cluster
 from offbeat.sim.comm import SimComm, World
-from offbeat.sim.learners import NoModel
-from offbeat.sim.network import Link, Network
+from offbeat.sim.network import Network
 from offbeat.sim.run import Run, run
 from offbeat.sim.work import SimProcess
 from offbeat.strategies import STRATEGIES, make_strategy
@@ -173,7 +172,7 @@ def test_equals_synchronous_sgd(row: Row) -> None:
 
 @every_row
 def test_a_state_of_something_else_is_refused(row: Row) -> None:
-    with pytest.raises(ValueError, match=f"{row.make().name} keeps no state, but was given"):
+    with pytest.raises(ValueError, match=f"{row.make().name} keeps .*, but was given"):
         row.make().load_state_dict({"surprise": 1})
 
 
@@ -244,13 +243,3 @@ def test_gossip_meets_the_rate_asked_for() -> None:
         per_step = sum(status.averages for status in done.statuses) / sum(status.step for status in done.statuses)
         assert rate * 0.8 < per_step < rate * 1.2
         assert consensus_distance(learners.replicas) < 1e-12
-
-
-def test_lasgd_computes_while_the_average_is_in_flight() -> None:
-    """On a wire that takes 5 steps per average nobody waits for it before the end, and the delay says so."""
-    slow = Link(bytes_per_second=1e6, seconds=1e-4)
-    cluster = Cluster(layout=Layout.even(4, 4), step_seconds=0.1, link=slow)
-    done = run(make_strategy("lasgd:fragments=1"), cluster, NoModel(4), [100] * 4, seed=0, nbytes=300_000)
-    for status, trace in zip(done.statuses, done.traces, strict=True):
-        assert 4.9 < status.delay <= 5.0  # the last of them is waited for; 2 * 3/4 * 0.3 MB at 1 MB/s is 0.45 s
-        assert all(event.start > 9.9 for event in trace.events if event.kind == "wait" and event.start > 1.0)

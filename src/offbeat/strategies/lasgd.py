@@ -31,6 +31,7 @@ PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells h
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
+FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 4  # that a part takes on the wire: smaller ones would be all latency
 
 
@@ -72,6 +73,7 @@ class LASGD(Strategy):
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._turn = 0  # of the parcel that is sent next, the same on all ranks
         self._depth, self._held_back = 2, False
+        self._plenty, self._patience = 0, FIRST_PATIENCE
         self._steps, self._first_step_at = 0, 0.0
         self._step_seconds: Work[Tensor] | None = None  # the mean over all ranks, once it is asked for
         in_step = self.delay is not None or self.max_delay == 0 or comm.layout.workers == 1
@@ -167,11 +169,15 @@ class LASGD(Strategy):
         return parcel
 
     def _adapt_depth(self) -> None:
-        """Deeper if the wire ran dry while there was more to send, shallower if it did not get through half of it."""
+        """Deeper when the wire ran dry while there was more to send; shallower when for many steps it was not near it,
+        and for ever more of them, since what was tried and ran dry need not be tried again soon."""
         if not self._queue and self._held_back:
             self._depth = min(self._depth + 1, len(self._parcels))
-        elif len(self._queue) > 1:
-            self._depth = max(2, self._depth - 1)
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._plenty = self._plenty + 1 if len(self._queue) > 1 else 0
+        if self._plenty >= self._patience and self._depth > 2:
+            self._depth -= 1
+            self._plenty = 0
         if self.max_delay == 0:
             self._depth = len(self._parcels)
         self._held_back = False

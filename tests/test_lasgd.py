@@ -1,0 +1,196 @@
+"""LASGD: fragments and the queue, bounds on staleness, a narrower wire, gradients averaged inside a node."""
+
+import os
+import time
+
+import pytest
+import torch
+from quadratic import Quadratic
+from torch import Tensor, nn
+from workers import run_workers
+
+import offbeat
+from offbeat.errors import BadInput
+from offbeat.layout import Layout
+from offbeat.parcel import Parcel
+from offbeat.replica import Replica
+from offbeat.sim.cluster import Cluster
+from offbeat.sim.learners import NoModel
+from offbeat.sim.network import Link
+from offbeat.sim.run import Run, run
+from offbeat.strategies import make_strategy
+
+STEP_SECONDS, NBYTES = 0.1, 1_200_000
+
+
+def on_a_wire_of(
+    steps_per_average: float, spec: str, *, steps: int = 200, stragglers: dict[int, float] | None = None
+) -> Run:
+    """Four workers on four nodes; an average of all x takes so many steps on the wire."""
+    bytes_per_second = 2 * 3 / 4 * NBYTES / (steps_per_average * STEP_SECONDS)
+    cluster = Cluster(
+        layout=Layout.even(4, 4),
+        step_seconds=STEP_SECONDS,
+        link=Link(bytes_per_second=bytes_per_second, seconds=1e-5),
+        stragglers=stragglers or {},
+    )
+    return run(make_strategy(spec), cluster, NoModel(4), [steps] * 4, seed=0, nbytes=NBYTES)
+
+
+def waits(done: Run, before: float) -> list[float]:
+    """The waits that began between the first steps and `before`."""
+    return [e.start for trace in done.traces for e in trace.events if e.kind == "wait" and 1.0 < e.start < before]
+
+
+def test_nobody_waits_while_the_average_is_in_flight() -> None:
+    done = on_a_wire_of(4.5, "lasgd:fragments=1")
+    assert not waits(done, before=19.9)
+    for status in done.statuses:
+        assert 4.9 < status.delay <= 5.0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("steps_per_average", "fragments"), [(0.5, 1), (4.5, 9), (9.0, 18)])
+def test_fragments_are_chosen_from_the_wire_and_the_step_time(steps_per_average: float, fragments: int) -> None:
+    done = on_a_wire_of(steps_per_average, "lasgd")
+    for status in done.statuses:
+        assert fragments - 1 <= status.notes["fragments"] <= fragments + 1
+        assert status.delay <= 2.0, "a part of x is merged a step or two after its snapshot"  # type: ignore[operator]
+    assert not waits(done, before=19.9)
+
+
+@pytest.mark.parametrize("spec", ["lasgd", "lasgd:fragments=9", "lasgd:fragments=30", "lasgd:fragments=3"])
+def test_the_wire_never_runs_dry(spec: str) -> None:
+    """On a wire that is the limit, averages follow each other back to back once the queue is deep enough."""
+    done = on_a_wire_of(4.5, spec)
+    for trace in done.traces:
+        sent = [event for event in trace.events if event.name == "average" and event.nbytes > 1000]
+        ends = sorted(event.start + event.seconds for event in sent if 5.0 < event.start + event.seconds < 19.0)
+        shares = sum(event.nbytes for event in sent if 5.0 < event.start + event.seconds < 19.0)
+        capacity = (ends[-1] - ends[0]) * 2 * 3 / 4 * NBYTES / (4.5 * STEP_SECONDS)
+        assert shares / capacity > 0.97
+
+
+def test_each_fragment_has_at_most_one_average_in_flight() -> None:
+    strategy = make_strategy("lasgd:fragments=3")
+    most = 0
+
+    class Counting(type(strategy)):  # type: ignore[misc]
+        def after_step(self, step: int):  # type: ignore[no-untyped-def]
+            nonlocal most
+            yield from super().after_step(step)
+            most = max(most, sum(parcel.in_flight for parcel in self._parcels))
+            assert len(self._queue) == len({id(parcel) for parcel in self._queue})
+
+    cluster = Cluster(layout=Layout.even(4, 4), step_seconds=0.01, link=Link(bytes_per_second=1e6, seconds=1e-4))
+    run(Counting(fragments=3), cluster, NoModel(4), [60] * 4, seed=0, nbytes=100_000)
+    assert 2 <= most <= 3
+
+
+def test_a_straggler_delays_averages_and_nobodys_steps() -> None:
+    done = on_a_wire_of(2.0, "lasgd", stragglers={2: 3.0})
+    assert not waits(done, before=19.9)
+    fast, slow = done.statuses[0], done.statuses[2]
+    assert fast.delay > slow.delay  # type: ignore[operator]
+
+
+def test_max_delay_bounds_staleness_by_waiting_and_says_so() -> None:
+    done = on_a_wire_of(6.0, "lasgd:fragments=1,max_delay=2")
+    assert len(waits(done, before=19.9)) > 20
+    assert all(status.delay <= 2.0 for status in done.statuses)  # type: ignore[operator]
+    assert done.seconds > 1.5 * 200 * STEP_SECONDS
+
+
+def test_delay_and_max_delay_contradict_each_other() -> None:
+    with pytest.raises(BadInput, match="delay=2 and max_delay=3 contradict each other: give one of them"):
+        make_strategy("lasgd:delay=2,max_delay=3")
+
+
+def test_more_fragments_than_numbers_are_refused() -> None:
+    with pytest.raises(BadInput, match="fragments=33 does not fit: x has 32 numbers, so use 32 or fewer"):
+        run(make_strategy("lasgd:fragments=33"), Cluster(layout=Layout.even(2, 2)), Quadratic(2), [3, 3], seed=0)
+
+
+class Still(Quadratic):
+    """Steps that change nothing."""
+
+    def _move(self, rank: int, change: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "float16"])
+def test_a_narrower_wire_never_rounds_x(wire_dtype: str) -> None:
+    learners = Still(4)
+    before = [learners.x(rank) for rank in range(4)]
+    run(make_strategy(f"lasgd:wire_dtype={wire_dtype}"), Cluster(layout=Layout.even(4, 2)), learners, [20] * 4, seed=0)
+    for rank in range(4):
+        assert torch.equal(learners.x(rank), before[rank])
+
+
+def test_a_narrower_wire_sends_fewer_bytes() -> None:
+    whole, half = (on_a_wire_of(0.5, f"lasgd:fragments=1{more}") for more in ("", ",wire_dtype=bfloat16"))
+    ratio = half.statuses[0].bytes_sent / whole.statuses[0].bytes_sent
+    assert ratio == pytest.approx(0.5, rel=0.02)
+
+
+class OneRank:
+    """An average over this rank and another one whose x stands still at zero, both of them as the wire has it."""
+
+    def average(self, x: Tensor, ranks: tuple[int, ...], out: Tensor) -> "OneRank":
+        self.done = True
+        out.copy_(x / 2)
+        return self
+
+    def result(self) -> Tensor:
+        raise AssertionError
+
+
+def test_the_merge_uses_the_snapshot_as_it_was_rounded() -> None:
+    """x + (mean - sent), not x + (mean - x): otherwise the mean would drift by the rounding, round after round."""
+    x = torch.full((5,), 1.0)
+    parcel = Parcel((x,), "bfloat16")
+    x += 1 / 3  # bfloat16 knows no third
+    parcel.send(OneRank(), (0, 1), 0, training=True)  # type: ignore[arg-type]
+    for _ in parcel.receive():
+        pass
+    parcel.merge()
+    third = torch.tensor(1 / 3).bfloat16()
+    torch.testing.assert_close(x, torch.full((5,), 4 / 3 - float(third) + float(third / 2)), rtol=1e-6, atol=0)
+
+
+def test_fragments_cover_x_once_and_evenly() -> None:
+    flats = (torch.arange(100.0), torch.arange(70.0).double())
+    for count in (1, 2, 3, 7, 170):
+        fragments = Replica(flats).fragments(count)
+        assert len(fragments) == count
+        assert all(fragments), "none is empty"
+        for dtype, flat in zip((torch.float32, torch.float64), flats, strict=True):
+            pieces = [piece for fragment in fragments for piece in fragment if piece.dtype == dtype]
+            assert torch.equal(torch.cat(pieces), flat)
+            assert all(piece.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for piece in pieces)
+        sizes = [sum(map(len, fragment)) for fragment in fragments]
+        assert max(sizes) - min(sizes) <= 32
+
+
+def train_on_two_nodes() -> tuple[list[Tensor], dict[str, float]]:
+    """In a real worker: x after every step, with gradients averaged inside nodes of two."""
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    model = nn.Linear(64, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator, seen = torch.Generator().manual_seed(rank), []
+    with offbeat.attach(model, optimizer, "lasgd:fragments=3,gradients=node", layout=Layout.even(4, 2)) as attached:
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.randn(16, 64, generator=generator)).square().mean().backward()
+            time.sleep(0.002 * (rank // 2))  # the second node is slower
+            optimizer.step()
+            seen.append(model.weight.detach().clone())
+    return seen, attached.strategy.report()
+
+
+def test_ranks_of_a_node_stay_equal_and_nodes_go_their_own_way() -> None:
+    ends = run_workers(train_on_two_nodes, 4)
+    for one, other in ((0, 1), (2, 3)):
+        assert all(torch.equal(a, b) for a, b in zip(ends[one][0], ends[other][0], strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(ends[0][0], ends[2][0], strict=True))
+    assert all(report["averages"] >= 1 for _, report in ends)
