@@ -51,7 +51,8 @@ class Gossip(Strategy):
         self._scratch: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
         self._turn = 0  # of the section that is exchanged next
         self._used, self._fresh = 0, 1  # sections exchanged since the last boundary; renewed at each boundary
-        self._graph, self._lost = neighbours(self.topology, comm.layout.workers), set[int]()
+        self._whole = self._graph = neighbours(self.topology, comm.layout.workers)
+        self._lost: set[int] = set()
         self._random = random.Random(f"gossip {comm.seed} {comm.rank}")
         self._began_at, self._step_seconds = comm.now(), 0.0
         self._loop: Process | None = None
@@ -91,7 +92,7 @@ class Gossip(Strategy):
     def lose(self, peer: int) -> None:
         """Go on without a peer, up to `finish`, which needs all: its neighbours become each other's."""
         self._lost.add(peer)
-        self._graph = heal(self._graph, self._lost)
+        self._graph = heal(self._whole, self._lost)
 
     def _upcoming(self) -> Iterator["Section"]:
         """Those whose turn comes before the next boundary, by what the last step saw: only they need a new record."""
@@ -104,7 +105,7 @@ class Gossip(Strategy):
         tick_at = self.comm.now() + self._until_next_tick()
         try:
             while near := self._graph[self.comm.rank]:
-                first = self._random.randrange(len(near))
+                first = near.index(self._random.choice(self._graph.draws[self.comm.rank]))
                 try:
                     after = max(0.0, tick_at - self.comm.now())
                     peer = yield self.comm.pair((*near[first:], *near[:first]), after=after)

@@ -117,11 +117,15 @@ def sentence(numbers: Momentum) -> str:
     if not numbers.eta:
         return "A worker alone has nobody to exchange with."
     plain, with_momentum = 2 * numbers.chi_1, 1 / numbers.eta
-    begin = f"The slowest difference between workers shrinks to 1/e in {plain:.1f} steps by plain gossip (2 chi_1)"
+    begin = f"The slowest difference between workers shrinks to 1/e in {_steps(plain)} by plain gossip (2 chi_1)"
     if plain < 1.005 * with_momentum:
         return f"{begin}, and in as many with momentum (1 / eta): on this graph it changes nothing."
     times = f"{plain / with_momentum:.1f} times"
     return (
-        f"{begin}, and in {with_momentum:.1f} steps with momentum (1 / eta), in expectation. "
+        f"{begin}, and in {_steps(with_momentum)} with momentum (1 / eta), in expectation. "
         f"Without momentum that would take {times} the exchanges."
     )
+
+
+def _steps(number: float) -> str:
+    return f"{number:,.1f} steps" if number < 1e6 else f"{number:.3g} steps"
