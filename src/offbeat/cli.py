@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ import click
 
 from .connect import ENVIRONMENT
 from .errors import BadInput, OffbeatError
+from .lists import numbers, whole_numbers, without_lists
 from .options import options_of, type_of
 from .strategies import STRATEGIES, make_strategy
 
@@ -140,22 +142,24 @@ def strategy_flags(command: Command) -> Command:
     return command
 
 
-def job_flags(command: Command) -> Command:
-    """What `train` and `simulate` have in common."""
+def job_flags(command: Command, *, lists: bool = False) -> Command:
+    """What `train` and `simulate` have in common; of the latter, many take lists."""
+    whole: dict[str, Any] = {"type": whole_numbers, "metavar": "N,..."} if lists else {"type": int}
+    number: dict[str, Any] = {"type": numbers, "metavar": "X,..."} if lists else {"type": float}
     flags = [
         click.option("--task", default="digits", show_default=True, metavar="NAME|FILE.py:FUNCTION",
                      help="digits, mnist, fashion-mnist, cifar10, text, synthetic, or a function that returns a Task"),
         click.option("--model", metavar="NAME", help="mlp, cnn, cnn3m, resnet8/18/20/50, vgg11/16, gpt [task's own]"),
         click.option("--data", type=click.Path(path_type=Path), help="where the task's files are"),
-        click.option("--learning-rate", type=float, help="[the task's own]"),
+        click.option("--learning-rate", **number, help="[the task's own]"),
         click.option("--strategy", default="lasgd", show_default=True, metavar="NAME[:OPTION=VALUE,...]",
                      help=f"{', '.join(STRATEGIES)}; options as flags below, or as in lasgd:every=8,delay=2"),
-        click.option("--workers", type=int, help="[4]"),
-        click.option("--nodes", type=int, help="that the workers are spread over [one for every two workers]"),
+        click.option("--workers", **whole, help="[4]"),
+        click.option("--nodes", **whole, help="that the workers are spread over [one for every two workers]"),
         click.option("--epochs", type=int, help="[the task's own]"),
         click.option("--steps", type=int, help="per worker, instead of epochs"),
-        click.option("--batch", type=int, help="samples per worker and step [the task's own]"),
-        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--batch", **whole, help="samples per worker and step [the task's own]"),
+        click.option("--seed", **whole, default=0, show_default=True),
         click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
                      help="for model.safetensors, metrics.jsonl, trace.json (for Perfetto), summary.png, result.json"),
         click.option("--json", "json_file", metavar="FILE", help="for the result; - for standard output, alone there"),
@@ -222,7 +226,7 @@ def train(device: str | None, port: int | None, **given: Any) -> None:
 
 
 @cli.command(short_help="Train in virtual time, on as many workers as you like.")
-@job_flags
+@partial(job_flags, lists=True)
 @click.option(
     "--step-seconds",
     default="0.1",
@@ -234,18 +238,34 @@ def train(device: str | None, port: int | None, **given: Any) -> None:
     "--link", default="1gbit", show_default=True, help="bandwidth of each node, both ways at once: 100mbit, 10gbit"
 )
 @click.option(
-    "--latency", type=float, default=100e-6, show_default=True, help="of the link between nodes, in seconds, one way"
+    "--latency",
+    type=numbers,
+    metavar="X,...",
+    default=100e-6,
+    show_default=True,
+    help="of the link between nodes, in seconds, one way",
 )
 @click.option("--local-link", default="80gbit", show_default=True, help="bandwidth of each worker inside its node")
 @click.option("--local-latency", type=float, default=5e-6, show_default=True, help="inside a node, in seconds, one way")
 @click.option(
-    "--straggler", multiple=True, metavar="RANK:FACTOR", help="that rank's steps take FACTOR times longer; repeatable"
+    "--straggler",
+    multiple=True,
+    metavar="RANK:FACTOR",
+    help="that rank's steps take FACTOR times longer; repeatable, or as in 0:2+1:3; in a list none stands for none",
 )
 @click.option(
-    "--jitter", type=float, default=0.0, show_default=True, help="standard deviation of step times, relative; seeded"
+    "--jitter",
+    type=numbers,
+    metavar="X,...",
+    default=0.0,
+    show_default=True,
+    help="standard deviation of step times, relative; seeded",
 )
 @click.option("--timing-only", is_flag=True, help="no model is trained: only the clock runs")
 @click.option("--model-bytes", type=int, help="of parameters on the wire, with --timing-only [the model's own]")
+@click.option("--evaluate-every", type=int, metavar="N", help="sweep: steps between two points of the curves [for 30]")
+@click.option("--target-accuracy", type=float, metavar="X", help="sweep: how soon is the averaged model so good?")
+@click.option("--processes", type=int, metavar="N", help="sweep: runs beside each other [one per CPU]")
 def simulate(**given: Any) -> None:
     """Train in virtual time: the same strategies and real gradients, on a simulated cluster.
 
@@ -253,7 +273,21 @@ def simulate(**given: Any) -> None:
     offbeat simulate --workers 64 --nodes 64 --link 100mbit --strategy gossip
     offbeat simulate --straggler 0:2 --jitter 0.1 --strategy local_sgd --every 16
     offbeat simulate --timing-only --workers 4096 --nodes 4096 --steps 100 --strategy gossip
+
+    Several values with commas between make it a sweep, the product of all lists: of strategies, their options, workers,
+    nodes, batches, learning rates, links, latencies, stragglers, jitters and seeds. It runs on all CPUs, prints one
+    table, and leaves runs.jsonl, table.csv and plots in --out; started again there, it goes on where it was.
+
+    \b
+    offbeat simulate --strategy ddp,lasgd:every=8,delay=2,gossip --link 100mbit,1gbit --out runs/links
+    offbeat simulate --strategy gossip --topology ring,exponential --rate 1,2 --workers 4,16 --seed 0,1,2
     """  # fmt: skip
+    single = without_lists(given)
+    if single is None:
+        from .sweep.command import sweep
+
+        sweep(given)
+        return
     from .sim.command import simulate as run
 
     names = (
@@ -267,5 +301,27 @@ def simulate(**given: Any) -> None:
         "timing_only",
         "model_bytes",
     )
-    hardware = {name: given.pop(name) for name in names}
-    run(make_job(given), **hardware)
+    hardware = {name: single.pop(name) for name in names}
+    run(make_job(single), **hardware)
+
+
+@cli.command(short_help="Show a graph of workers: how fast they come to agree on it, and a picture.")
+@click.argument("name", default="ring", metavar="[NAME|FILE]")
+@click.option("--workers", type=int, default=16, show_default=True)
+@click.option("--rate", type=float, default=1.0, show_default=True, metavar="X", help="exchanges per worker and step")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.png", help="for a picture")
+@click.option("--json", "json_file", metavar="FILE", help="for the numbers; - for standard output, alone there")
+def topology(name: str, workers: int, rate: float, out: Path | None, json_file: str | None) -> None:
+    """Show a graph of workers: how fast they come to agree on it, and a picture.
+
+    NAME: ring, exponential, complete, torus, hypercube, star, random_regular (or random_regular-DEGREE-SEED),
+    or a FILE of edges with a dot or a slash in its name, one edge `0 1` a line.
+
+    \b
+    offbeat topology ring --workers 16
+    offbeat topology random_regular-4 --workers 64 --rate 2 --json -
+    offbeat topology torus --workers 24 --out torus.png
+    """  # fmt: skip
+    from .topology.command import show
+
+    show(name, workers, rate, out=out, json_file=json_file)

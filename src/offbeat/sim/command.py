@@ -1,9 +1,11 @@
 """What `offbeat simulate` does with its flags."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ..errors import BadInput
+from ..layout import Layout
 from ..train.job import Job, blaming_own_task
 from .cluster import Cluster
 from .network import Link
@@ -12,6 +14,8 @@ from .simulate import measured_step_seconds
 from .simulate import simulate as run
 
 MOST_JITTER = 100.0
+NO_STRAGGLER = "none"
+BETWEEN_STRAGGLERS = re.compile(r"\+(?=\d+:)")  # the plus of 0:1e+3 is none of them
 
 
 def simulate(
@@ -27,14 +31,14 @@ def simulate(
     timing_only: bool,
     model_bytes: int | None,
 ) -> None:
-    if jitter > MOST_JITTER:
-        raise BadInput(f"--jitter {jitter} does not fit: it must be at most {MOST_JITTER}, and 0.1 is already much")
     measured = step_seconds == "measured"
-    cluster = Cluster(
-        layout=job.layout,
+    cluster = make_cluster(
+        job.layout,
         step_seconds=1.0 if measured else parse_seconds(step_seconds),
-        link=Link(bytes_per_second=parse_rate(link), seconds=latency),
-        local=Link(bytes_per_second=parse_rate(local_link), seconds=local_latency),
+        link=link,
+        latency=latency,
+        local_link=local_link,
+        local_latency=local_latency,
         stragglers=parse_stragglers(straggler),
         jitter=jitter,
     )
@@ -50,6 +54,30 @@ def simulate(
         )
 
 
+def make_cluster(
+    layout: Layout,
+    *,
+    step_seconds: float,
+    link: str,
+    latency: float,
+    local_link: str,
+    local_latency: float,
+    stragglers: Mapping[int, float],
+    jitter: float,
+) -> Cluster:
+    """Links as people write them."""
+    if jitter > MOST_JITTER:
+        raise BadInput(f"--jitter {jitter} does not fit: it must be at most {MOST_JITTER}, and 0.1 is already much")
+    return Cluster(
+        layout=layout,
+        step_seconds=step_seconds,
+        link=Link(bytes_per_second=parse_rate(link), seconds=latency),
+        local=Link(bytes_per_second=parse_rate(local_link), seconds=local_latency),
+        stragglers=stragglers,
+        jitter=jitter,
+    )
+
+
 def parse_seconds(text: str) -> float:
     try:
         return float(text)
@@ -58,8 +86,12 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_stragglers(texts: Iterable[str]) -> dict[int, float]:
+    """All of one run: `0:2`, several as `0:2+1:3` or one by one, `none` for none."""
+    texts = list(texts)
     factors: dict[int, float] = {}
-    for rank, factor in map(parse_straggler, texts):
+    if texts == [NO_STRAGGLER]:
+        return factors
+    for rank, factor in (parse_straggler(each) for text in texts for each in BETWEEN_STRAGGLERS.split(text)):
         if rank in factors:
             raise BadInput(f"--straggler {rank}:{factor:g} comes after {rank}:{factors[rank]:g}: name each rank once")
         factors[rank] = factor

@@ -2,7 +2,9 @@
 
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,8 +15,11 @@ from ..report.meter import Meter
 from ..report.metrics import MetricsFile
 from ..report.progress import Progress
 from ..report.status import Result, Status
+from ..strategy import Plan
 from ..train.ending import check_outputs, finish_run, fresh_metrics
 from ..train.job import Job
+from ..train.shards import Shard
+from ..train.task import Task
 from ..train.tasks import RECIPES
 from .cluster import Cluster
 from .learners import Learners, NoModel, OneByOne, initial_model
@@ -34,30 +39,16 @@ def simulate(
     step_seconds_are: Literal["given", "measured"] = "given",
 ) -> Result:
     """Train in virtual time, or only time it: then `model_bytes` travel, by default as many as the model has."""
-    if model_bytes is not None and not timing_only:
-        raise BadInput("--model-bytes goes with --timing-only: otherwise the model's own bytes travel")
-    if model_bytes is not None and model_bytes < 1:
-        raise BadInput(f"--model-bytes {model_bytes} does not fit: it must be at least 1")
-    if model_bytes is not None and step_seconds_are == "given":
-        refuse_unused(job)
-    needs_data = model_bytes is None or job.steps is None or job.task not in RECIPES
-    task, workers = job.load_task() if needs_data else None, cluster.layout.workers
+    check_bytes(job, timing_only=timing_only, model_bytes=model_bytes, step_seconds_are=step_seconds_are)
+    task, workers = load_what_is_needed(job, model_bytes), cluster.layout.workers
     check_outputs(job)
     history: list[Status] = []
-    learners: Learners
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         title = f"{job.strategy.name} on {job.task if task is None else task.name}, virtual time"
         progress = stack.enter_context(Progress(title, world="virtual", quiet=job.quiet))
         metrics = stack.enter_context(MetricsFile(fresh_metrics(job.out))) if job.out is not None else None
-        if timing_only and task is not None and model_bytes is None:
-            model_bytes = flatten(initial_model(task, job.seed)).nbytes
-        if task is None or (timing_only and job.steps is not None):
-            assert job.steps is not None
-            steps = [job.steps] * workers
-        else:
-            shards = [job.shard(task, rank, workers) for rank in range(workers)]
-            steps = [job.steps_of(task, shard) for shard in shards]
-        learners = NoModel(workers) if task is None or timing_only else make_learners(task, shards, job.seed)
+        prepared = prepare(job, task, workers, timing_only=timing_only, model_bytes=model_bytes)
+        steps, learners = prepared.steps, prepared.learners
 
         every = max(1, max(steps) // max(5, min(STATUSES_PER_WORKER, STATUSES // workers)))
         shown_at = time.monotonic()
@@ -75,7 +66,16 @@ def simulate(
             progress.update([status])
             shown_at = time.monotonic()
 
-        done = run(job.strategy, cluster, learners, steps, seed=job.seed, nbytes=model_bytes, watch=watch)
+        done = run(
+            job.strategy,
+            cluster,
+            learners,
+            steps,
+            seed=job.seed,
+            nbytes=prepared.nbytes,
+            plan=prepared.plan,
+            watch=watch,
+        )
     return finish_run(
         job,
         task,
@@ -87,6 +87,50 @@ def simulate(
         world="virtual",
         compute=f"{step_seconds_are}, {cluster.step_seconds:.3g} s a step",
     )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `run` needs beside a strategy and a cluster."""
+
+    learners: Learners
+    steps: Sequence[int]  # of each worker
+    shards: Sequence[Shard]  # of each worker; none where only the clock runs, for given steps
+    nbytes: int | None  # on the wire; None: the learners' own
+
+    @property
+    def plan(self) -> Plan:
+        """That of the first worker; where there are no data, all of the run is one epoch."""
+        return Plan(self.steps[0], self.shards[0].steps_per_epoch if self.shards else self.steps[0])
+
+
+def prepare(job: Job, task: Task | None, workers: int, *, timing_only: bool, model_bytes: int | None) -> Prepared:
+    """Models are drawn here, so it belongs inside `torch.random.fork_rng`."""
+    if timing_only and task is not None and model_bytes is None:
+        model_bytes = flatten(initial_model(task, job.seed)).nbytes
+    if task is None or (timing_only and job.steps is not None):
+        assert job.steps is not None
+        return Prepared(NoModel(workers), [job.steps] * workers, (), model_bytes)
+    shards = [job.shard(task, rank, workers) for rank in range(workers)]
+    steps = [job.steps_of(task, shard) for shard in shards]
+    learners = NoModel(workers) if timing_only else make_learners(task, shards, job.seed)
+    return Prepared(learners, steps, shards, model_bytes)
+
+
+def load_what_is_needed(job: Job, model_bytes: int | None) -> Task | None:
+    """The task; None where bytes and steps are given, so that neither model nor data are of use."""
+    needs_data = model_bytes is None or job.steps is None or job.task not in RECIPES
+    return job.load_task() if needs_data else None
+
+
+def check_bytes(job: Job, *, timing_only: bool, model_bytes: int | None, step_seconds_are: str) -> None:
+    """Whether `model_bytes` fit the rest."""
+    if model_bytes is not None and not timing_only:
+        raise BadInput("--model-bytes goes with --timing-only: otherwise the model's own bytes travel")
+    if model_bytes is not None and model_bytes < 1:
+        raise BadInput(f"--model-bytes {model_bytes} does not fit: it must be at least 1")
+    if model_bytes is not None and step_seconds_are == "given":
+        refuse_unused(job)
 
 
 def refuse_unused(job: Job) -> None:

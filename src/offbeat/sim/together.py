@@ -57,7 +57,7 @@ def can_step_together(task: Task, shards: Sequence[Shard], seed: int) -> bool:
     except (RuntimeError, ValueError, TypeError, Warning):  # what a model raises that cannot be mapped
         return False
     return all(
-        torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * float(a.abs().max()))
+        bool(a.isfinite().all()) and torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * float(a.abs().max()))
         for one, other in zip(trial[0].replicas, trial[1].replicas, strict=True)
         for a, b in zip(one.flats, other.flats, strict=True)
     )

@@ -10,6 +10,7 @@ says how many those were. x travels in fragments, each snapshot taken when its t
 
 import math
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -17,14 +18,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..comm import Comm, Process, Steps
+from ..comm import Comm, Process, Steps, Work
 from ..errors import LostPeer, Stopped
 from ..options import option
 from ..replica import Replica
 from ..strategy import Strategy, training_flag
 from ..topology import TOPOLOGIES, check_topology, heal, neighbours
 
-FRAGMENT_NBYTES, MOST_FRAGMENTS = 1 << 20, 64
+FRAGMENT_NBYTES, MOST_FRAGMENTS = 1 << 16, 64
+IN_FLIGHT = 2  # fragments of an exchange: one is on the wire while the next is agreed on
 OVERDUE_TICKS = 2.0  # that a worker makes up for when the wire was too slow for its clock
 
 
@@ -36,7 +38,7 @@ class Gossip(Strategy):
     meets_peers: ClassVar[bool] = True
     topology: str = option("exponential", f"who may exchange with whom: {', '.join(TOPOLOGIES)}, or a file of edges")
     rate: float = option(1.0, "exchanges per worker and step", above=0)
-    fragments: int | None = option(None, "parts in which x is exchanged (none: of 1 MiB each, at most 64)", at_least=1)
+    fragments: int | None = option(None, "parts in which x is exchanged (none: of 64 KiB each, at most 64)", at_least=1)
     exchanges: int = field(default=0, init=False)
     steps: int = field(default=0, init=False)
 
@@ -48,7 +50,7 @@ class Gossip(Strategy):
         yield from super().start(replica, comm)
         count = self.fragments or min(MOST_FRAGMENTS, math.ceil(replica.nbytes / FRAGMENT_NBYTES))
         self._sections = [self.section(piece) for fragment in replica.fragments(count) for piece in fragment]
-        self._scratch: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+        self._scratch: dict[torch.dtype, Tensor] = {}
         self._turn = 0  # of the section that is exchanged next
         self._used, self._fresh = 0, 1  # sections exchanged since the last boundary; renewed at each boundary
         self._whole = self._graph = neighbours(self.topology, comm.layout.workers)
@@ -125,22 +127,27 @@ class Gossip(Strategy):
         return self._random.expovariate(self.rate / 2) * self._step_seconds
 
     def _average_with(self, peer: int) -> Steps:
+        in_flight: deque[tuple[Section, Tensor, Work[Tensor]]] = deque()
         for index, section in enumerate(self._sections):
             self._turn = index
-            mine, theirs = self._buffers_for(section.weights)
+            mine, theirs = self._buffers_for(section.weights, index % IN_FLIGHT)
             section.send(mine, self.steps_gone_by())
-            yield self.comm.swap(mine, peer, out=theirs)
-            section.receive(mine.sub_(theirs), self.steps_gone_by())
-            self._used += 1
+            in_flight.append((section, mine, self.comm.swap(mine, peer, out=theirs)))
+            while len(in_flight) == IN_FLIGHT or (in_flight and index + 1 == len(self._sections)):
+                oldest, sent, work = in_flight.popleft()
+                received = yield work
+                oldest.receive(sent.sub_(received), self.steps_gone_by())
+                self._used += 1
         self._turn = 0
         self.exchanges += 1
 
-    def _buffers_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _buffers_for(self, x: Tensor, place: int) -> tuple[Tensor, Tensor]:
+        """For what is sent and what comes, for one of the places in flight."""
         if x.dtype not in self._scratch:
             longest = max(len(section.weights) for section in self._sections if section.weights.dtype == x.dtype)
-            self._scratch[x.dtype] = (x.new_empty(longest), x.new_empty(longest))
-        mine, theirs = self._scratch[x.dtype]
-        return mine[: len(x)], theirs[: len(x)]
+            self._scratch[x.dtype] = x.new_empty(IN_FLIGHT, 2, longest)
+        mine, theirs = self._scratch[x.dtype][place, :, : len(x)]
+        return mine, theirs
 
 
 class Section:
