@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,6 +93,52 @@ def swaps_are_matched_by_order(comm: Comm) -> Steps:
     works = [comm.swap(torch.full((3,), float(comm.rank + 10 * k)), peer) for k in range(3)]
     for k, work in enumerate(works):
         assert torch.equal((yield work), torch.full((3,), float(peer + 10 * k)))
+
+
+def shift_sends_one_way_and_receives_from_the_other(comm: Comm) -> Steps:
+    for hop in (1, 2, 3):
+        to, source = (comm.rank + hop) % 4, (comm.rank - hop) % 4
+        x, out = torch.full((6,), float(comm.rank)), torch.zeros(6)
+        assert (yield comm.shift(x, to, source, out=out)) is out
+        assert torch.equal(out, torch.full((6,), float(source)))
+        assert torch.equal((yield comm.shift(x, to, source)), out)
+        assert torch.equal(x, torch.full((6,), float(comm.rank)))
+        assert (yield comm.shift(x, to, source, out=x)) is x
+        assert torch.equal(x, out)
+
+
+def shifts_are_matched_by_order(comm: Comm) -> Steps:
+    to, source = (comm.rank + 1) % 4, (comm.rank - 1) % 4
+    works = [comm.shift(torch.full((3,), float(comm.rank + 10 * k)), to, source) for k in range(3)]
+    back = comm.shift(torch.full((2,), 100.0 + comm.rank), source, to)
+    mean = comm.average(torch.full((2,), float(comm.rank)), RANKS)
+    for k, work in reversed(list(enumerate(works))):
+        assert torch.equal((yield work), torch.full((3,), float(source + 10 * k)))
+    assert torch.equal((yield back), torch.full((2,), 100.0 + to))
+    assert torch.equal((yield mean), torch.full((2,), 1.5))
+
+
+def shift_is_seen_to_be_done(comm: Comm) -> Steps:
+    yield comm.average(torch.tensor(0.0), RANKS)
+    to, source = (comm.rank + 1) % 4, (comm.rank - 1) % 4
+    if comm.rank == 2:
+        yield comm.sleep(0.2)
+    work = comm.shift(torch.full((2,), float(comm.rank)), to, source)
+    if source == 2:
+        assert not work.done
+        refused(OffbeatError, "shift is not done: wait() for it", work.result)
+    while not work.done:  # without waiting for it
+        yield comm.sleep(0.01)
+    assert torch.equal(work.result(), torch.full((2,), float(source)))
+    yield comm.average(torch.tensor(0.0), RANKS)
+
+
+def shift_needs_others(comm: Comm) -> Steps:
+    for to, source in ((comm.rank, (comm.rank + 1) % 4), ((comm.rank + 1) % 4, comm.rank)):
+        words = f"rank {comm.rank} is no peer of rank {comm.rank}: choose among"
+        refused(BadInput, words, partial(comm.shift, torch.zeros(1), to, source))
+    refused(BadInput, f"rank 4 is no peer of rank {comm.rank}: choose", lambda: comm.shift(torch.zeros(1), 4, 4))
+    yield from ()
 
 
 def pair_is_mutual(comm: Comm) -> Steps:
@@ -300,6 +347,10 @@ CASES: list[Case] = [
     broadcast_gives_the_source_to_all,
     swap_exchanges,
     swaps_are_matched_by_order,
+    shift_sends_one_way_and_receives_from_the_other,
+    shifts_are_matched_by_order,
+    shift_is_seen_to_be_done,
+    shift_needs_others,
     pair_is_mutual,
     pair_keeps_to_the_candidates,
     sleep_takes_its_time,

@@ -4,6 +4,7 @@ Every reference takes the start x0, the local step `step(rank, number, x) -> del
 workers and of steps, and returns x at the end, after the final exact average.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -42,6 +43,30 @@ def local_sgd(every: int, warmup: int = 0) -> Callable[[Tensor, Step, int, int],
     return reference
 
 
+def daso(every: int, wait: int, nodes: int = 2) -> Callable[[Tensor, Step, int, int], Tensor]:
+    """Cycling with constant B and W; workers in blocks over nodes of equal size, which hold one x each."""
+
+    def reference(x0: Tensor, step: Step, workers: int, steps: int) -> Tensor:
+        xs, local = [x0.clone() for _ in range(nodes)], workers // nodes
+        total, sent_at = torch.zeros_like(x0), 0  # the sum on its way, and since when
+        for number in range(1, steps + 1):
+            for node, x in enumerate(xs):
+                ranks = range(node * local, (node + 1) * local)
+                xs[node] = x + torch.stack([step(rank, number - 1, x) for rank in ranks]).mean(0)
+            if sent_at and number == sent_at + wait > sent_at:
+                xs = [(2 * wait * x + total) / (2 * wait + nodes) for x in xs]
+            if number % every == 0:
+                total, sent_at = torch.stack(xs).sum(0), number
+                if wait == 0:
+                    xs = [total / nodes] * nodes
+        if sent_at + wait > steps:  # in flight at the end: merged with the steps that have gone by
+            late = steps - sent_at
+            xs = [(2 * late * x + total) / (2 * late + nodes) for x in xs]
+        return torch.stack(xs).mean(0)
+
+    return reference
+
+
 def lasgd(every: int, delay: int, fragments: int = 1) -> Callable[[Tensor, Step, int, int], Tensor]:
     interval = max(every, delay)
 
@@ -59,5 +84,63 @@ def lasgd(every: int, delay: int, fragments: int = 1) -> Callable[[Tensor, Step,
                     corrections[part, number + delay] = piece.mean(0) - piece
                     piece += corrections.pop((part, number), 0.0)  # where the delay is 0
         return xs.mean(0)  # a correction still in flight changes no mean
+
+    return reference
+
+
+def diloco(
+    every: int,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    fragments: int = 1,
+    delay: int = 0,
+    merge_weight: float = 0.5,
+) -> Callable[[Tensor, Step, int, int], Tensor]:
+    def reference(x0: Tensor, step: Step, workers: int, steps: int) -> Tensor:
+        xs, old, velocity = x0.repeat(workers, 1), x0.clone(), torch.zeros_like(x0)
+        cuts = [round(len(x0) * part / fragments) for part in range(fragments + 1)]
+        parts = [slice(cuts[index], cuts[index + 1]) for index in range(fragments)]
+        outer_gradients: dict[tuple[int, int], Tensor] = {}  # the step at which it is due, fragment
+
+        def merge(number: int, index: int) -> None:
+            gradient, part = outer_gradients.pop((number, index)), parts[index]
+            velocity[part] = momentum * velocity[part] + gradient
+            old[part] -= lr * (gradient + momentum * velocity[part])
+            weight = merge_weight if delay else 0.0
+            xs[:, part] = weight * xs[:, part] + (1 - weight) * old[part]
+
+        for number in range(1, steps + 1):
+            xs = torch.stack([x + step(rank, number - 1, x) for rank, x in enumerate(xs)])
+            for index, part in enumerate(parts):
+                if (number, index) in outer_gradients:
+                    merge(number, index)
+                if number % every == math.ceil((index + 1) * every / fragments) % every:
+                    outer_gradients[number + delay, index] = old[part] - xs[:, part].mean(0)
+                    if delay == 0:
+                        merge(number, index)
+        for number, index in sorted(outer_gradients):
+            merge(number, index)
+        return xs.mean(0)
+
+    return reference
+
+
+def sgp(overlap: int) -> Callable[[Tensor, Step, int, int], Tensor]:
+    def reference(x0: Tensor, step: Step, workers: int, steps: int) -> Tensor:
+        xs, ws = x0.repeat(workers, 1), torch.ones(workers, 1, dtype=x0.dtype)
+        sent_x, sent_w = torch.zeros_like(xs), torch.zeros_like(ws)  # by rank of the receiver
+        for number in range(steps):
+            if overlap == 0 or number == 0:
+                zs = xs / ws
+            xs = xs + torch.stack([step(rank, number, z) for rank, z in enumerate(zs)])
+            if overlap == 1:
+                xs, ws = xs + sent_x, ws + sent_w
+                zs = xs / ws
+            hop = 2 ** (number % max(1, math.ceil(math.log2(workers))))
+            xs, ws = xs / 2, ws / 2
+            sent_x, sent_w = torch.roll(xs, hop, 0), torch.roll(ws, hop, 0)
+            if overlap == 0:
+                xs, ws = xs + sent_x, ws + sent_w
+        return (xs + overlap * sent_x).mean(0)
 
     return reference

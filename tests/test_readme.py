@@ -1,4 +1,4 @@
-"""Every snippet of README.md and docs/*.md is run, as a reader would: from top to bottom, in one folder.
+"""Every snippet of README.md and docs/**/*.md is run, as a reader would: from top to bottom, in one folder.
 
 - ```python whose first line is a comment with a file name is saved under that name; a command must use it.
 - any other ```python is executed.
@@ -16,7 +16,7 @@ import pytest
 from commands import ROOT, run_command
 
 README = ROOT / "README.md"
-DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^[ >]*(```+|~~~+) *(.*)$")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
 

@@ -154,7 +154,7 @@ def test_converges(row: Row) -> None:
     assert (x - goal).norm() < 0.15 * (start() - goal).norm()
 
 
-@every_row
+@pytest.mark.parametrize("row", [row for row in ROWS if row.plain_alone], ids=lambda row: row.spec)
 def test_alone_it_is_the_plain_loop(row: Row) -> None:
     learners, _ = virtual(row.spec, [STEPS])
     x = start()

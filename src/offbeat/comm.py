@@ -44,9 +44,9 @@ Steps = Generator[Work[Any], Any, None]
 class Comm(Protocol):
     """Every call starts something and returns at once.
 
-    Tensors: the value that travels is the one at the moment of the call for `average`; for `swap` and
-    `broadcast` the tensor must stay as it is until the work is done. The result lands in `out` if given (it
-    may be the same tensor), else in a fresh buffer; `out` belongs to the comm until the work is done.
+    Tensors: the value that travels is the one at the moment of the call for `average`; for `swap`, `shift`
+    and `broadcast` the tensor must stay as it is until the work is done. The result lands in `out` if given
+    (it may be the same tensor), else in a fresh buffer; `out` belongs to the comm until the work is done.
 
     Collectives (`average`, `broadcast`) over the same ranks are matched by order: the k-th call here meets
     the k-th call there.
@@ -81,6 +81,13 @@ class Comm(Protocol):
 
     def swap(self, x: Tensor, peer: int, out: Tensor | None = None) -> Work[Tensor]:
         """The peer's x for ours. Raises `LostPeer` if the peer dies."""
+        ...
+
+    def shift(self, x: Tensor, to: int, source: int, out: Tensor | None = None) -> Work[Tensor]:
+        """Sends x to rank `to`, and gives what rank `source` sends here, of the same size and dtype.
+
+        The k-th x for a rank meets its k-th shift from us. Raises `LostPeer` if one of the two dies.
+        """
         ...
 
     def sleep(self, seconds: float) -> Work[None]: ...

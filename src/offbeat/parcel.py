@@ -3,6 +3,7 @@
     send:     s <- x                              a snapshot; its average over the ranks starts
     merge:    x <- x + (mean s - s)               keeps what was learned meanwhile; zero in the sum over all ranks
     adopt:    x <- mean s                         the exact average, where nothing was learned meanwhile
+    approach: x <- x + weight (mean s - x)        part of the way, also on ranks that sent nothing: `relay` tells them
 
 With a narrower dtype on the wire, what travels is not x but its difference from a reference r that all ranks share:
 d = x - r, rounded once, and the same rounded d goes into the merge. So x itself is never rounded, and the mean only
@@ -54,6 +55,13 @@ class Parcel:
         self._works = ()
         return any(letter.some_train for letter in self._letters)
 
+    def relay(self, comm: Comm, source: int, ranks: Ranks) -> Generator[Work[Any], Any, bool]:
+        """Pass the average on, from `source`, which has received it, to all `ranks`; tells what `receive` does."""
+        if len(ranks) > 1:
+            for work in [letter.relay(comm, source, ranks) for letter in self._letters]:
+                yield work
+        return any(letter.some_train for letter in self._letters)
+
     def merge(self) -> None:
         for letter in self._letters:
             letter.merge()
@@ -61,6 +69,10 @@ class Parcel:
     def adopt(self) -> None:
         for letter in self._letters:
             letter.adopt()
+
+    def approach(self, weight: float) -> None:
+        for letter in self._letters:
+            letter.approach(weight)
 
 
 class Letter:
@@ -82,6 +94,9 @@ class Letter:
         self._sent[-1] = float(training)
         return comm.average(self._sent, ranks, out=self._mean)
 
+    def relay(self, comm: Comm, source: int, ranks: Ranks) -> Work[Tensor]:
+        return comm.broadcast(self._mean, source, ranks, out=self._mean)
+
     @property
     def some_train(self) -> bool:
         return bool(self._mean[-1] > 0)
@@ -99,3 +114,10 @@ class Letter:
         else:
             self._reference.add_(self._mean[:-1])
             self._x.copy_(self._reference)
+
+    def approach(self, weight: float) -> None:
+        """Nothing moves, to the last bit, where the mean is x already."""
+        if self._reference is None:
+            self._x.lerp_(self._mean[:-1], weight)
+        else:
+            self._x.lerp_(self._reference.add_(self._mean[:-1]), weight)

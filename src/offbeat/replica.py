@@ -55,6 +55,27 @@ class Replica:
         """Fresh zeroed buffers of the same sizes, for what a strategy keeps beside x."""
         return tuple(torch.zeros_like(flat) for flat in self.flats)
 
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Views of what lies in front in the flats: the parameters, all of it where there is no model."""
+        return tuple(flat[:end] for flat, end in zip(self.flats, self._ends_of_parameters(), strict=True) if end)
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Views of what lies behind the parameters: averaged like them, but nothing that an optimizer may move."""
+        ends = zip(self.flats, self._ends_of_parameters(), strict=True)
+        return tuple(flat[end:] for flat, end in ends if end < len(flat))
+
+    def _ends_of_parameters(self) -> list[int]:
+        if not self.slots:
+            return [len(flat) for flat in self.flats]
+        ends = [0] * len(self.flats)
+        for slot in self.slots:
+            if slot.is_parameter:
+                end = slot.offset + -(-math.prod(slot.shape) // ALIGNMENT) * ALIGNMENT
+                ends[slot.flat] = max(ends[slot.flat], end)
+        return ends
+
     def fragments(self, count: int) -> tuple[Fragment, ...]:
         """x in so many parts of nearly equal bytes, in order; each is one view, or one per dtype that it spans."""
         elements = sum(flat.numel() for flat in self.flats)
@@ -151,6 +172,14 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                     f"freeze it (requires_grad=False) and keep it out of the optimizer, or store it as float"
                 )
             yield name, parameter
+
+
+def in_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one length side by side, in pieces that stay in the cache; whole where there is none to stay in."""
+    if tensors[0].device.type != "cpu" or len(tensors[0]) <= CHUNK:
+        yield tensors
+    else:
+        yield from zip(*(torch.split(tensor, CHUNK) for tensor in tensors), strict=True)
 
 
 def add_difference_(x: Tensor, plus: Tensor, minus: Tensor) -> None:

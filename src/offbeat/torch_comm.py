@@ -1,9 +1,10 @@
-"""TorchComm: the Comm of the real world. Collectives on torch.distributed, pairs and swaps on `peers`."""
+"""TorchComm: the Comm of the real world. Collectives and shifts on torch.distributed, pairs and swaps on `peers`."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from .comm import Steps, ring_bytes
 from .driver import Driver, Finished, RealProcess, RealWork, Sleep
-from .errors import LostPeer, OffbeatError, torch_story
+from .errors import BadInput, LostPeer, OffbeatError, torch_story
 from .layout import Layout, Ranks
 from .peers import Peers, Swap
-from .staging import Staging
+from .staging import Staging, Wait
 from .trace import Trace
+
+T = TypeVar("T")
 
 
 class TorchComm:
@@ -37,6 +40,7 @@ class TorchComm:
         self._driver = Driver(self.now, self.trace)
         self._staging: Staging | None = None  # once a CUDA tensor travels, everything goes that way, in order
         self._swap_staging: Staging | None = None  # its own, since a slow peer must not hold up an average
+        self._shift_staging: Staging | None = None  # also without CUDA: torch cannot tell whether a message has come
 
     def now(self) -> float:
         return time.perf_counter() - self._origin
@@ -72,9 +76,7 @@ class TorchComm:
     def _start(
         self, name: str, buffer: Tensor, ranks: Ranks, nbytes: int, source: int = -1, divide_by: int = 1
     ) -> "Collective":
-        group = self._groups.get(ranks)
-        if group is None:
-            raise OffbeatError(f"no process group for ranks {ranks}: the strategy must name them in `groups`")
+        group = self._group(ranks)
 
         def begin(tensor: Tensor) -> dist.Work:
             work: dist.Work = (
@@ -99,12 +101,27 @@ class TorchComm:
     def swap(self, x: Tensor, peer: int, out: Tensor | None = None) -> RealWork[Tensor]:
         if not x.is_cuda:
             swap = self._endpoint.swap(x, peer, out)
-            return TracedSwap(swap, x.nbytes, peer, self)
+            return Traced("swap", swap, x.nbytes, (peer,), self)
         if self._swap_staging is None:
             self._swap_staging = Staging()
         out = torch.empty_like(x) if out is None else out
         staged = self._swap_staging.start(x, out, lambda x, out: partial(_finish, self._endpoint.swap(x, peer, out)))
-        return TracedSwap(Staged(staged, out), x.nbytes, peer, self)
+        return Traced("swap", Staged(staged, out), x.nbytes, (peer,), self)
+
+    def shift(self, x: Tensor, to: int, source: int, out: Tensor | None = None) -> RealWork[Tensor]:
+        group = self._group(self.layout.ranks)
+        for peer in (to, source):
+            if peer == self.rank or not 0 <= peer < self.layout.workers:
+                others = [rank for rank in self.layout.ranks if rank != self.rank]
+                raise BadInput(f"rank {peer} is no peer of rank {self.rank}: choose among {others}")
+        if self._shift_staging is None:
+            self._shift_staging = Staging()
+        if out is None:
+            out = torch.empty_like(x)
+        elif out is x:  # what comes must not overwrite what goes
+            x = x.clone()
+        staged = self._shift_staging.start(x, out, partial(_shift, to=to, source=source, group=group))
+        return Traced("shift", Staged(staged, out), x.nbytes, (to, source), self)
 
     def sleep(self, seconds: float) -> RealWork[None]:
         return Sleep(seconds, self.now)
@@ -118,9 +135,14 @@ class TorchComm:
     def close(self) -> None:
         if self._peers is not None:
             self._peers.close()
-        for staging in (self._staging, self._swap_staging):
+        for staging in (self._staging, self._swap_staging, self._shift_staging):
             if staging is not None:
                 staging.close()
+
+    def _group(self, ranks: Ranks) -> dist.ProcessGroup:
+        if ranks not in self._groups:
+            raise OffbeatError(f"no process group for ranks {ranks}: the strategy must name them in `groups`")
+        return self._groups[ranks]
 
     @property
     def _endpoint(self) -> Peers:
@@ -183,7 +205,7 @@ class Collective:
 
 
 class Staged:
-    """A swap of CUDA tensors, by way of the host."""
+    """An exchange that threads carry on, such as a swap of CUDA tensors by way of the host."""
 
     def __init__(self, future: Future[object], out: Tensor) -> None:
         self._future, self._out = future, out
@@ -196,37 +218,63 @@ class Staged:
         self._future.exception()
 
     def result(self) -> Tensor:
-        self._future.result()
+        error = self._future.exception()
+        if error is not None:
+            raise error.with_traceback(None)  # whose frames would hold on to torch's sockets
         return self._out
 
 
-class TracedSwap:
-    name = "swap"
+class Traced:
+    """An exchange with a few peers, written to the trace when it is over."""
 
-    def __init__(self, swap: RealWork[Tensor], nbytes: int, peer: int, comm: TorchComm) -> None:
-        self._swap, self._nbytes, self._peer, self._comm = swap, nbytes, peer, comm
+    def __init__(self, name: str, work: RealWork[Tensor], nbytes: int, peers: Ranks, comm: TorchComm) -> None:
+        self.name = name
+        self._work, self._nbytes, self._peers, self._comm = work, nbytes, peers, comm
         self._since = comm.now()
         self._seen = False
 
     @property
     def done(self) -> bool:
-        return self._swap.done
+        return self._work.done
 
     def wait(self) -> None:
-        self._swap.wait()
+        self._work.wait()
 
     def result(self) -> Tensor:
-        received = self._swap.result()
+        if not self.done:
+            raise OffbeatError(f"{self.name} is not done: wait() for it before you ask for its result")
+        received = self._work.result()
         if not self._seen:
             self._seen = True
             seconds = self._comm.now() - self._since
-            self._comm.trace.add("communicate", "swap", self._since, seconds, self._nbytes, (self._peer,))
+            self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self._peers)
         return received
 
 
 def _finish(swap: Swap) -> None:
     swap.wait()
     swap.result()
+
+
+def _shift(x: Tensor, out: Tensor, *, to: int, source: int, group: dist.ProcessGroup) -> Wait:
+    """Begin to send x and to receive into out; what is returned waits for both."""
+    begun = [(to, _or_lost(to, lambda: dist.isend(x, to, group=group)))]
+    begun.append((source, _or_lost(source, lambda: dist.irecv(out, source, group=group))))
+
+    def wait() -> None:
+        for peer, work in begun:
+            if work is not None:
+                _or_lost(peer, work.wait)
+
+    return wait
+
+
+def _or_lost(peer: int, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except RuntimeError as error:
+        story = torch_story(error)
+    raise LostPeer(peer, f"shift failed: {story}")  # from here, since torch's error would hold on to its sockets
 
 
 def is_exact_share(ranks: int, dtype: torch.dtype) -> bool:

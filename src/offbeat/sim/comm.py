@@ -14,6 +14,7 @@ from .clock import Clock
 from .collectives import Collectives, alike, size
 from .network import Network
 from .pairing import Pairing
+from .shifts import Shifts
 from .work import SimProcess, SimWork, stopped
 
 
@@ -27,6 +28,7 @@ class World:
     traces: Sequence[Trace]
     collectives: Collectives
     pairing: Pairing
+    shifts: Shifts
     swaps: dict[tuple[int, int], list["_Swap"]]
     processes: list[SimProcess]
     meets_peers: bool
@@ -47,7 +49,8 @@ class World:
         traces = [Trace(rank, keep) for rank in layout.ranks]
         collectives = Collectives(clock, network, traces, bytes_scale, groups)
         pairing = Pairing(clock, lambda a, b: network.swap_seconds(a, b, 0) * 2)
-        return cls(layout, clock, network, traces, collectives, pairing, {}, [], meets_peers)
+        shifts = Shifts(clock, network, traces, collectives.nbytes)
+        return cls(layout, clock, network, traces, collectives, pairing, shifts, {}, [], meets_peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,12 @@ class SimComm:
         world.network.swap(self.rank, peer, nbytes, arrived)
         return work
 
+    def shift(self, x: Tensor, to: int, source: int, out: Tensor | None = None) -> SimWork[Tensor]:
+        self._check_peers((to, source))
+        if out is x:  # what comes must not overwrite what goes
+            x = x.clone()
+        return self._world.shifts.join(self.rank, x, to, source, torch.empty_like(x) if out is None else out)
+
     def sleep(self, seconds: float) -> SimWork[None]:
         clock = self._world.clock
         interrupt = stopped(clock)
@@ -142,6 +151,9 @@ class SimComm:
     def _check(self, peers: Ranks) -> None:
         if not self._world.meets_peers:
             raise OffbeatError("this worker has no connections to peers: the strategy must set `meets_peers`")
+        self._check_peers(peers)
+
+    def _check_peers(self, peers: Ranks) -> None:
         if self.rank in peers or min(peers) < 0 or max(peers) >= self.layout.workers:
             others = [rank for rank in self.layout.ranks if rank != self.rank]
             stranger = next(peer for peer in peers if peer not in others)

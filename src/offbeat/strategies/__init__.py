@@ -7,12 +7,17 @@ from .. import options
 from ..errors import BadInput, unknown
 from ..strategy import Strategy
 from .a2cid2 import A2CiD2
+from .daso import DASO
 from .ddp import DDP
+from .diloco import DiLoCo
 from .gossip import Gossip
 from .lasgd import LASGD
 from .local_sgd import LocalSGD
+from .sgp import SGP
 
-STRATEGIES: dict[str, type[Strategy]] = {cls.name: cls for cls in (Strategy, DDP, LocalSGD, LASGD, Gossip, A2CiD2)}
+STRATEGIES: dict[str, type[Strategy]] = {
+    cls.name: cls for cls in (Strategy, DDP, LocalSGD, DiLoCo, DASO, LASGD, Gossip, A2CiD2, SGP)
+}
 
 
 def make_strategy(spec: str, given: Mapping[str, Any] | None = None) -> Strategy:

@@ -51,6 +51,7 @@ class Gossip(Strategy):
         count = self.fragments or min(MOST_FRAGMENTS, math.ceil(replica.nbytes / FRAGMENT_NBYTES))
         self._sections = [self.section(piece) for fragment in replica.fragments(count) for piece in fragment]
         self._scratch: dict[torch.dtype, Tensor] = {}
+        self._buffers: dict[tuple[torch.dtype, int, int], tuple[Tensor, Tensor]] = {}  # views of the scratch
         self._turn = 0  # of the section that is exchanged next
         self._used, self._fresh = 0, 1  # sections exchanged since the last boundary; renewed at each boundary
         self._whole = self._graph = neighbours(self.topology, comm.layout.workers)
@@ -142,12 +143,15 @@ class Gossip(Strategy):
         self.exchanges += 1
 
     def _buffers_for(self, x: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """For what is sent and what comes, for one of the places in flight."""
-        if x.dtype not in self._scratch:
-            longest = max(len(section.weights) for section in self._sections if section.weights.dtype == x.dtype)
-            self._scratch[x.dtype] = x.new_empty(IN_FLIGHT, 2, longest)
-        mine, theirs = self._scratch[x.dtype][place, :, : len(x)]
-        return mine, theirs
+        """For what is sent and what comes, for one of the places in flight; all sections of a dtype share them."""
+        size = (x.dtype, len(x), place)
+        if size not in self._buffers:
+            if x.dtype not in self._scratch:
+                longest = max(len(section.weights) for section in self._sections if section.weights.dtype == x.dtype)
+                self._scratch[x.dtype] = x.new_empty(IN_FLIGHT, 2, longest)
+            mine, theirs = self._scratch[x.dtype][place, :, : len(x)]
+            self._buffers[size] = mine, theirs
+        return self._buffers[size]
 
 
 class Section:
