@@ -109,9 +109,10 @@ class Run:
             time.sleep(0.05)
 
     def ends(self, seconds: float = 60.0) -> int:
-        """The exit status; all processes must be gone by then."""
+        """The exit status; all processes must be gone when so many seconds have passed."""
+        deadline = time.monotonic() + seconds
         status = self.process.wait(seconds)
-        deadline = time.monotonic() + 1.0
+        deadline = max(deadline, time.monotonic() + 1.0)
         while self.left() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not self.left(), f"left running: {self.left()}; stderr: {self.stderr}"
