@@ -20,7 +20,16 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 WORKERS = 2
 STEPS = [12, 14]  # one ends early
-SPECS = ["ddp", "local_sgd", "lasgd:delay=2", "lasgd", "gossip"]
+SAME = [  # in both worlds
+    "ddp",
+    "local_sgd",
+    "lasgd:delay=2",
+    "lasgd:delay=2,fragments=3",
+    "daso:warmup_epochs=0,cooldown_epochs=0",
+    "sgp",
+    "diloco:every=4,fragments=2,delay=1",
+]
+SPECS = [*SAME, "lasgd", "lasgd:wire_dtype=bfloat16", "gossip", "a2cid2:fragments=3"]
 
 
 def train_on_the_gpu() -> dict[str, Tensor]:
@@ -31,7 +40,7 @@ def train_on_the_gpu() -> dict[str, Tensor]:
         torch.manual_seed(0)
         model = task.model().cuda()
         optimizer = task.optimizer(model.parameters())
-        with offbeat.attach(model, optimizer, spec):
+        with offbeat.attach(model, optimizer, spec, layout=Layout.even(WORKERS, 2)):
             for step in range(STEPS[rank]):
                 inputs, targets = task.train.batch(shard.indices(step))
                 optimizer.zero_grad()
@@ -51,11 +60,11 @@ def test_all_ranks_end_equal(spec: str, ends: list[dict[str, Tensor]]) -> None:
     assert torch.equal(ends[0][spec], ends[1][spec])
 
 
-@pytest.mark.parametrize("spec", ["ddp", "local_sgd", "lasgd:delay=2"])
+@pytest.mark.parametrize("spec", SAME)
 def test_gpu_equals_virtual_time(spec: str, ends: list[dict[str, Tensor]]) -> None:
     task = load_task("digits", model="cnn", seed=0)
     shards = [Shard(samples=len(task.train), rank=r, workers=WORKERS, batch=16, seed=0) for r in range(WORKERS)]
     learners = make_learners(task, shards, 0)
-    run(make_strategy(spec), Cluster(layout=Layout.even(WORKERS, 1)), learners, STEPS, seed=0)
+    run(make_strategy(spec), Cluster(layout=Layout.even(WORKERS, 2)), learners, STEPS, seed=0)
     virtual = torch.cat([p.detach().flatten() for p in learners.mean_model().parameters()])
     assert (virtual - ends[0][spec]).norm() / virtual.norm() < 1e-4  # TF32 and other kernels round differently

@@ -22,7 +22,15 @@ from offbeat.train.task import Task
 from offbeat.train.tasks import load_task
 
 WORKERS, STEPS, SEED = 4, 40, 5
-SPECS = ["ddp", "local_sgd", "lasgd:delay=2"]
+SPECS = [
+    "ddp",
+    "local_sgd",
+    "lasgd:delay=2",
+    "lasgd:delay=2,fragments=3,gradients=node",
+    "daso:warmup_epochs=0,cooldown_epochs=0",
+    "sgp",
+    "diloco:every=6,fragments=2,delay=2",
+]
 MODELS = ["mlp", "resnet8", "dropout"]  # stepped together, one by one with BatchNorm, and with what each rank draws
 
 

@@ -148,6 +148,7 @@ def _connect(
     here = {
         "host": os.environ.get("GROUP_RANK", "") + socket.gethostname(),
         "address": [own_address(), listener.port] if listener is not None else None,
+        "gpu": _gpu(device),
         "key": secrets.token_hex(16),
         "same": {**same, "layout": str(layout and layout.node_of), "seed": str(seed)},
     }
@@ -157,7 +158,7 @@ def _connect(
     groups = {ranks: process_groups.make(ranks, "gloo") for ranks in strategy.groups(layout) if len(ranks) > 1}
     mine = strategy.gradient_ranks(layout, rank)
     gradient_groups = {
-        ranks: process_groups.make(ranks, _gradient_backend(device, layout))
+        ranks: process_groups.make(ranks, gradient_backend([everyone[rank]["gpu"] for rank in ranks]))
         for ranks in sorted({strategy.gradient_ranks(layout, other) for other in layout.ranks})
         if len(ranks) > 1
     }
@@ -225,12 +226,15 @@ def _check_same(claims: list[dict[str, str]]) -> None:
                 )
 
 
-def _gradient_backend(device: torch.device, layout: Layout) -> str:
-    """NCCL where every rank of a node has a GPU of its own (NCCL refuses two ranks on one), else gloo."""
-    if device.type != "cuda" or not dist.is_nccl_available():
-        return "gloo"
-    most = max(len(layout.on(node)) for node in range(layout.nodes))
-    return "nccl" if most <= torch.cuda.device_count() else "gloo"
+def gradient_backend(gpus: Sequence[str | None]) -> str:
+    """NCCL where every rank of the group has a GPU of its own (NCCL refuses two ranks on one), else gloo."""
+    own = None not in gpus and len(set(gpus)) == len(gpus)
+    return "nccl" if own and dist.is_nccl_available() else "gloo"
+
+
+def _gpu(device: torch.device) -> str | None:
+    """Tells GPUs apart, on all hosts; None for the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def own_address() -> str:
