@@ -89,13 +89,15 @@ class OneByOne:
         return self._models[0]
 
 
+MOST_ELEMENTS, ALL_ELEMENTS = 4096, 1 << 19  # of a stand-in, so that it can be cut; of all of them, for the cache
+
+
 class NoModel:
     """Timing only: nothing is learned; x is a small stand-in, its bytes scaled up on the wire."""
 
-    ELEMENTS = 1024
-
     def __init__(self, workers: int) -> None:
-        self.replicas = [Replica((torch.zeros(self.ELEMENTS),)) for _ in range(workers)]
+        elements = min(MOST_ELEMENTS, ALL_ELEMENTS // workers + 64)
+        self.replicas = [Replica((torch.zeros(elements),)) for _ in range(workers)]
 
     def begin(self, rank: int, step: int, *, alone: bool) -> None:
         pass
