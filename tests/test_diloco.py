@@ -210,5 +210,5 @@ def test_bad_input(options: dict[str, Any], words: str) -> None:
 
 
 def test_more_fragments_than_numbers() -> None:
-    with pytest.raises(BadInput, match="fragments=33 does not fit: x has 32 numbers, so use 32 or fewer"):
+    with pytest.raises(BadInput, match="fragments=33 does not fit: x has 32 numbers, so use that or fewer"):
         virtual("diloco:fragments=33", [3, 3])

@@ -13,7 +13,7 @@ import offbeat
 from offbeat.errors import BadInput
 from offbeat.layout import Layout
 from offbeat.parcel import Parcel
-from offbeat.replica import Replica
+from offbeat.replica import Replica, flatten
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.learners import NoModel
 from offbeat.sim.network import Link
@@ -106,7 +106,7 @@ def test_delay_and_max_delay_contradict_each_other() -> None:
 
 
 def test_more_fragments_than_numbers_are_refused() -> None:
-    with pytest.raises(BadInput, match="fragments=33 does not fit: x has 32 numbers, so use 32 or fewer"):
+    with pytest.raises(BadInput, match="fragments=33 does not fit: x has 32 numbers, so use that or fewer"):
         run(make_strategy("lasgd:fragments=33"), Cluster(layout=Layout.even(2, 2)), Quadratic(2), [3, 3], seed=0)
 
 
@@ -157,18 +157,24 @@ def test_the_merge_uses_the_snapshot_as_it_was_rounded() -> None:
     torch.testing.assert_close(x, torch.full((5,), 4 / 3 - float(third) + float(third / 2)), rtol=1e-6, atol=0)
 
 
-def test_fragments_cover_x_once_and_evenly() -> None:
-    flats = (torch.arange(100.0), torch.arange(70.0).double())
-    for count in (1, 2, 3, 7, 170):
-        fragments = Replica(flats).fragments(count)
-        assert len(fragments) == count
-        assert all(fragments), "none is empty"
-        for dtype, flat in zip((torch.float32, torch.float64), flats, strict=True):
-            pieces = [piece for fragment in fragments for piece in fragment if piece.dtype == dtype]
-            assert torch.equal(torch.cat(pieces), flat)
-            assert all(piece.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for piece in pieces)
-        sizes = [sum(map(len, fragment)) for fragment in fragments]
-        assert max(sizes) - min(sizes) <= 32
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 100])
+def test_fragments_cover_x_once_and_evenly(count: int) -> None:
+    flats = (torch.arange(1000.0), torch.arange(700.0).double())
+    fragments = Replica(flats).fragments(count)
+    assert len(fragments) == count
+    for dtype, flat in zip((torch.float32, torch.float64), flats, strict=True):
+        pieces = [piece for fragment in fragments for piece in fragment if piece.dtype == dtype]
+        assert torch.equal(torch.cat(pieces), flat)
+        assert all(piece.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for piece in pieces)
+    sizes = [sum(piece.nbytes for piece in fragment) for fragment in fragments]
+    assert max(sizes) - min(sizes) <= 2 * 16 * 8
+
+
+def test_padding_does_not_count_as_numbers() -> None:
+    replica = flatten(nn.Linear(2, 1))
+    assert replica.numbers == 3
+    with pytest.raises(BadInput, match="fragments=4 does not fit: x has 3 numbers, so use that or fewer"):
+        replica.fragments(4)
 
 
 def train_on_two_nodes() -> tuple[list[Tensor], dict[str, float]]:

@@ -303,7 +303,7 @@ def _same_signals() -> Iterator[None]:
         ("--strategy ddp,lasdg", r"no strategy 'lasdg': did you mean 'lasgd'\?"),
         ("--strategy ddp,none --every 4,8", r"--every 4,8 does not fit any of ddp, none: .*lasgd"),
         ("--strategy ddp,lasgd:every=4 --every 8", r"--every 8 and --strategy lasgd:every=4 both set every"),
-        ("--strategy ddp,gossip --rate 1,0", r"rate=0.* above 0"),
+        ("--strategy ddp,gossip --rate 1,0", r"rate=0.* at least 1e-06"),
         ("--strategy gossip --topology ring,rng", r"did you mean 'ring'\?"),
         ("--workers 2,two", r"--workers.*'two' does not fit: give a whole number"),
         ("--workers 2,0", r"--workers 0 .* at least 1"),
@@ -328,6 +328,9 @@ def _same_signals() -> Iterator[None]:
         ("--seed 0,1 --out file", r"file is a file"),
         ("--seed 0,1 --out file/below", r"--out file/below cannot be written to"),
         ("--seed 0,1 --json nowhere/x.json", r"--json nowhere/x.json cannot be written"),
+        ("--strategy ddp,daso:warmup_epochs=50", "is more than the"),
+        ("--strategy ddp,gossip:topology=hypercube --workers 6", "hypercube"),
+        ("--strategy ddp,lasgd:fragments=99999999", "fragments=99999999 does not fit: x has"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_runs(

@@ -51,6 +51,8 @@ def attach(
     if isinstance(strategy, str):
         strategy = make_strategy(strategy)
     check_optimizer(model, optimizer)
+    if epochs is not None and (type(epochs) is not int or epochs < 1):
+        raise BadInput(f"epochs={epochs} does not fit: a run has a whole number of them, 1 or more")
     if epochs is not None and steps_per_epoch is not None:
         strategy.prepare(Plan(steps=epochs * steps_per_epoch, steps_per_epoch=steps_per_epoch))
     elif epochs is not None or steps_per_epoch is not None:

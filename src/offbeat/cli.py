@@ -325,3 +325,55 @@ def topology(name: str, workers: int, rate: float, out: Path | None, json_file: 
     from .topology.command import show
 
     show(name, workers, rate, out=out, json_file=json_file)
+
+
+@cli.command(short_help="Race strategies on an emulated cluster: real processes, shaped links.")
+@click.option(
+    "--strategies",
+    default="ddp,local_sgd,lasgd",
+    show_default=True,
+    metavar="SPEC,SPEC,...|FILE.py:FUNCTION",
+    help="ours, as in lasgd:every=8; or a rival's function",
+)
+@click.option(
+    "--link", default="100mbit", show_default=True, help="of each node, each way; several as in 100mbit,1gbit"
+)
+@click.option("--workers", type=whole_numbers, default="4", show_default=True, help="several as in 4,8")
+@click.option("--nodes", type=int, help="that the workers are spread over [one for each worker]")
+@click.option("--delay", type=float, help="seconds that are added to each link, one way [0]")
+@click.option("--loopback", is_flag=True, help="no namespaces and no shaping: workers meet on loopback")
+@click.option(
+    "--straggler", multiple=True, metavar="RANK:FACTOR", help="that rank takes FACTOR times longer; repeatable"
+)
+@click.option("--task", default="digits", show_default=True, metavar="NAME|FILE.py:FUNCTION", help="as for train")
+@click.option("--model", metavar="NAME", help="[the task's own]")
+@click.option("--data", type=click.Path(path_type=Path), help="where the task's files are")
+@click.option("--learning-rate", type=float, help="[the task's own]")
+@click.option("--batch", type=int, help="samples per worker and step [the task's own]")
+@click.option("--steps", type=int, help="per worker, instead of epochs")
+@click.option("--epochs", type=int, help="[the task's own]")
+@click.option(
+    "--step-seconds",
+    type=float,
+    metavar="X",
+    help="emulated compute: the worker is asleep for what a step lacks of it [real compute]",
+)
+@click.option("--target-accuracy", type=float, metavar="X", help="asks for the time until the mean of all is so good")
+@click.option("--snapshots", type=int, metavar="N", help="points of the curve of accuracy [30 with a target, else 1]")
+@click.option("--repeats", type=int, default=1, show_default=True, help="interleaved; each with the next seed")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", metavar="cpu|cuda", default="cpu", show_default=True, help="cuda: all workers share one GPU")
+@click.option("--bf16", is_flag=True, help="autocast to bfloat16")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="for compare.json, kept up to date")
+@click.option("--json", "json_file", metavar="FILE", help="for the result; - for standard output, alone there")
+@click.option("--quiet", is_flag=True, help="no progress, no table")
+def compare(**given: Any) -> None:
+    """Race ways of synchronising: the same model, data, seed and steps, in network namespaces with shaped links.
+
+    \b
+    offbeat compare --strategies ddp,lasgd,gossip --link 100mbit --step-seconds 0.17 --steps 60
+    offbeat compare --task cifar10 --target-accuracy 0.7 --repeats 3 --out race
+    """  # fmt: skip
+    from .compare.command import compare as run
+
+    run(**given)

@@ -13,13 +13,12 @@ by the rounding of a difference of a few steps:
     merge:    x <- x + (mean d - d) ;  r <- r + mean d
 """
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .comm import Comm, Work
+from .comm import Comm, Steps, Work
 from .layout import Ranks
 from .replica import Fragment, add_difference_, subtract_
 
@@ -48,18 +47,21 @@ class Parcel:
         self.sent_at = step
         self._works = [letter.send(comm, ranks, training) for letter in self._letters]
 
-    def receive(self) -> Generator[Work[Any], Any, bool]:
-        """Wait for the average; tells whether some rank still trained when it was sent."""
+    def receive(self) -> Steps:
+        """Wait for the average."""
         for work in self._works:
             yield work
         self._works = ()
-        return any(letter.some_train for letter in self._letters)
 
-    def relay(self, comm: Comm, source: int, ranks: Ranks) -> Generator[Work[Any], Any, bool]:
-        """Pass the average on, from `source`, which has received it, to all `ranks`; tells what `receive` does."""
+    def relay(self, comm: Comm, source: int, ranks: Ranks) -> Steps:
+        """Pass the average on, from `source`, which has received it, to all `ranks`."""
         if len(ranks) > 1:
             for work in [letter.relay(comm, source, ranks) for letter in self._letters]:
                 yield work
+
+    @property
+    def some_train(self) -> bool:
+        """Whether some rank still trained when the average that is there was sent. Waits for a GPU, so ask seldom."""
         return any(letter.some_train for letter in self._letters)
 
     def merge(self) -> None:

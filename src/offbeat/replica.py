@@ -7,7 +7,7 @@ buffers stay where they are and never travel.
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from .errors import BadInput, OffbeatError
 
 ALIGNMENT = 16  # elements: every tensor starts on a cache line of its own
 CHUNK = 1 << 16  # elements: two or three operands of this size stay in the second-level cache
+GPU_CHUNK = 1 << 22  # elements: what a GPU is busy with for a while, and little beside a model
 
 
 Fragment = tuple[Tensor, ...]  # views of a part of x, one per dtype
@@ -76,22 +77,32 @@ class Replica:
                 ends[slot.flat] = max(ends[slot.flat], end)
         return ends
 
+    @property
+    def numbers(self) -> int:
+        """How many x has, padding not counted."""
+        if not self.slots:
+            return sum(flat.numel() for flat in self.flats)
+        return sum(math.prod(slot.shape) for slot in {replace(slot, name="") for slot in self.slots})
+
     def fragments(self, count: int) -> tuple[Fragment, ...]:
-        """x in so many parts of nearly equal bytes, in order; each is one view, or one per dtype that it spans."""
-        elements = sum(flat.numel() for flat in self.flats)
-        if count > elements:
-            raise BadInput(f"fragments={count} does not fit: x has {elements} numbers, so use {elements} or fewer")
-        align = ALIGNMENT if count * 4 * ALIGNMENT <= elements else 1
-        cuts = [round(elements * index / count / align) * align for index in range(count)] + [elements]
+        """x in so many parts of nearly equal bytes, in order; each is one view, or one per dtype that it spans.
+
+        Fewer parts where numbers are so wide that some would hold none.
+        """
+        if count > self.numbers:
+            raise BadInput(f"fragments={count} does not fit: x has {self.numbers} numbers, so use that or fewer")
+        cuts = [self.nbytes * index / count for index in range(count + 1)]
         fragments: list[list[Tensor]] = [[] for _ in range(count)]
         start = 0
         for flat in self.flats:
-            for fragment, low, high in zip(fragments, cuts, cuts[1:], strict=False):
-                piece = flat[max(low - start, 0) : max(high - start, 0)]
-                if len(piece):
-                    fragment.append(piece)
-            start += len(flat)
-        return tuple(tuple(fragment) for fragment in fragments)
+            align = ALIGNMENT if count * 4 * ALIGNMENT * flat.element_size() <= self.nbytes else 1
+            places = [round((cut - start) / flat.element_size() / align) * align for cut in cuts]
+            places = [min(max(place, 0), len(flat)) for place in places]
+            for fragment, low, high in zip(fragments, places, places[1:], strict=False):
+                if high > low:
+                    fragment.append(flat[low:high])
+            start += flat.nbytes
+        return tuple(tuple(fragment) for fragment in fragments if fragment)
 
     def describe(self) -> str:
         """Its tensors in a few words; equal if and only if names, shapes and dtypes are."""
@@ -175,38 +186,27 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def in_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one length side by side, in pieces that stay in the cache; whole where there is none to stay in."""
-    if tensors[0].device.type != "cpu" or len(tensors[0]) <= CHUNK:
+    """Tensors of one length side by side, in pieces: small enough for a cache, or for a temporary on a GPU."""
+    size = CHUNK if tensors[0].device.type == "cpu" else GPU_CHUNK
+    if len(tensors[0]) <= size:
         yield tensors
     else:
-        yield from zip(*(torch.split(tensor, CHUNK) for tensor in tensors), strict=True)
+        yield from zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
 
 def add_difference_(x: Tensor, plus: Tensor, minus: Tensor) -> None:
-    """x += plus - minus, in pieces that stay in the cache: memory is read once and written once.
+    """x += plus - minus; memory is read once and written once.
 
     The difference comes first: it is small, and exactly zero where there is none.
     """
-    if x.device.type != "cpu" or x.numel() <= CHUNK:
-        x.add_(plus - minus)
-        return
-    scratch = torch.empty(CHUNK, dtype=x.dtype)
-    for piece, a, b in zip(*(torch.split(t, CHUNK) for t in (x, plus, minus)), strict=True):
-        piece.add_(torch.sub(a, b, out=scratch[: len(piece)]))
+    for piece, a, b in in_chunks(x, plus, minus):
+        piece.add_(a - b)
 
 
 def subtract_(x: Tensor, minus: Tensor, out: Tensor) -> None:
-    """out = x - minus, rounded once to out's dtype, in pieces that stay in the cache."""
-    if x.device.type != "cpu" or x.numel() <= CHUNK:
-        out.copy_(x - minus)
-        return
-    for piece, a, b in zip(*(torch.split(t, CHUNK) for t in (out, x, minus)), strict=True):
+    """out = x - minus, rounded once to out's dtype."""
+    for piece, a, b in in_chunks(out, x, minus):
         piece.copy_(a - b)
-
-
-def copy_all_(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
 
 
 def consensus_distance(replicas: Sequence[Replica]) -> float:

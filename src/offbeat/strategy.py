@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import options
 from .comm import Comm, Steps, Work
+from .errors import BadInput
 from .layout import Layout, Ranks
 from .replica import Replica
 
@@ -19,6 +20,11 @@ class Plan:
 
     steps: int  # of a worker
     steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        for name, value in (("steps", self.steps), ("steps_per_epoch", self.steps_per_epoch)):
+            if type(value) is not int or value < 1:
+                raise BadInput(f"{name}={value} does not fit: a run has a whole number of them, 1 or more")
 
 
 @dataclass(kw_only=True)
@@ -39,6 +45,9 @@ class Strategy:
 
     def prepare(self, plan: Plan) -> None:
         """Before the start, where the length of the run is known."""
+
+    def check(self, layout: Layout, plan: Plan | None) -> None:
+        """Raises `BadInput` for options that do not fit the run, before anything is started."""
 
     def groups(self, layout: Layout) -> list[Ranks]:
         """Every tuple of ranks that any rank averages or broadcasts over; the same list on all ranks."""

@@ -38,7 +38,9 @@ class TorchComm:
         self._groups, self._peers = groups or {}, peers
         self._origin = time.perf_counter()
         self._driver = Driver(self.now, self.trace)
-        self._staging: Staging | None = None  # once a CUDA tensor travels, everything goes that way, in order
+        self._stagings: dict[
+            Ranks, Staging
+        ] = {}  # once a CUDA tensor travels over a group, all goes that way, in order
         self._swap_staging: Staging | None = None  # its own, since a slow peer must not hold up an average
         self._shift_staging: Staging | None = None  # also without CUDA: torch cannot tell whether a message has come
 
@@ -86,12 +88,11 @@ class TorchComm:
             )
             return work
 
-        if buffer.is_cuda and self._staging is None:
-            self._staging = Staging()
+        if buffer.is_cuda and ranks not in self._stagings:
+            self._stagings[ranks] = Staging()
+        staging = self._stagings.get(ranks)
         handle = (
-            begin(buffer)
-            if self._staging is None
-            else self._staging.start(buffer, buffer, lambda tensor, _: begin(tensor).wait)
+            begin(buffer) if staging is None else staging.start(buffer, buffer, lambda tensor, _: begin(tensor).wait)
         )
         return Collective(name, handle, buffer, ranks, nbytes, divide_by, self)
 
@@ -135,7 +136,7 @@ class TorchComm:
     def close(self) -> None:
         if self._peers is not None:
             self._peers.close()
-        for staging in (self._staging, self._swap_staging, self._shift_staging):
+        for staging in (*self._stagings.values(), self._swap_staging, self._shift_staging):
             if staging is not None:
                 staging.close()
 

@@ -22,11 +22,11 @@ def write_outputs(
     paths = tuple(directory / name for name in ("result.json", "trace.json", "summary.png"))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _replacing(paths[0]) as path:
+        with replacing(paths[0]) as path:
             path.write_text(to_json(result.as_dict(), indent=2) + "\n", encoding="utf-8")
-        with _replacing(paths[1]) as path:
+        with replacing(paths[1]) as path:
             path.write_text(json.dumps(chrome(events, node_of), allow_nan=False), encoding="utf-8")
-        with _replacing(paths[2]) as path:
+        with replacing(paths[2]) as path:
             draw_summary(path, result, statuses, events, node_of)
     except OSError as error:
         raise BadInput(
@@ -36,7 +36,7 @@ def write_outputs(
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, which takes its place once the block is through."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -169,19 +169,19 @@ class Progress:
 
     def _times(self) -> str:
         now = self._clock()
-        words = [f"{_clock_time(now - self._began)} elapsed"]
+        words = [f"{clock_time(now - self._began)} elapsed"]
         if self._first is not None:
             since, share = self._first  # a run that resumes starts at a share above 0
             if share < self._done() < 1:
                 left = (now - since) * (1 - self._done()) / (self._done() - share)
-                words.append(f"{_clock_time(left)} left")
+                words.append(f"{clock_time(left)} left")
         if self.world == "virtual" and self._latest:
             virtual = max(status.seconds for status in self._latest.values())
             words.append(f"{human_seconds(virtual)} of virtual time")
         return ", ".join(words)
 
 
-def _clock_time(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     """65 -> "1:05", 3700 -> "1:01:40"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

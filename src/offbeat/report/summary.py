@@ -57,7 +57,7 @@ def _spread(ranks: Ranks, most: int) -> Ranks:
     return tuple(ranks[round(place * (len(ranks) - 1) / (most - 1))] for place in range(most))
 
 
-def _style(axes: Axes, title: str) -> None:
+def style_axes(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=10)
     axes.tick_params(colors=FAINT, labelsize=8.5, length=0)
     axes.set_axisbelow(True)
@@ -79,7 +79,7 @@ def _say(axes: Axes, sentence: str) -> None:
 
 def _draw_loss(axes: Axes, statuses: Sequence[Status]) -> None:
     lines = _loss_lines(statuses)
-    _style(axes, f"Training loss of {counted(len(lines), 'worker')}" + (", and the mean" if len(lines) > 1 else ""))
+    style_axes(axes, f"Training loss of {counted(len(lines), 'worker')}" + (", and the mean" if len(lines) > 1 else ""))
     if not any(np.isfinite(line[:, 1]).any() for line in lines.values()):
         _say(axes, "no loss was recorded" if lines else "no status was recorded")
         return
@@ -140,7 +140,7 @@ def _draw_timeline(axes: Axes, events: Iterable[Event], lanes: Ranks, node_of: R
     seen = [event for event in events if event.rank in lane_of]
     who = counted(len(lanes), "worker") if len(lanes) == len(node_of) else f"{len(lanes)} of {len(node_of):,} workers"
     if not seen:
-        _style(axes, f"What {who} did, step by step")
+        style_axes(axes, f"What {who} did, step by step")
         _say(axes, "no events were recorded")
         return
     begin, end = choose_window(seen)
@@ -157,7 +157,7 @@ def _draw_timeline(axes: Axes, events: Iterable[Event], lanes: Ranks, node_of: R
             spans, (lane_of[rank] + offset, height), facecolor=COLOUR[kind], edgecolor="white",
             linewidth=0.6 if len(lanes) <= 16 else 0.2, zorder=3 if kind == "wait" else 2,
         )  # fmt: skip
-    _style(axes, f"What {who} did, step by step")
+    style_axes(axes, f"What {who} did, step by step")
     axes.set_xlim(0, (end - begin) * per_second)
     axes.set_xlabel(f"{unit} after second {begin:,.3f} of the run", fontsize=9, color=FAINT)
     _lanes(axes, lanes)
@@ -222,7 +222,7 @@ def _lanes(axes: Axes, lanes: Ranks) -> None:
 
 def _draw_shares(axes: Axes, workers: Sequence[Status], lanes: Ranks, count: int) -> None:
     """Few workers: one bar beside each lane of the timeline. Many: all of them, as areas."""
-    _style(axes, "Where each worker's time went")
+    style_axes(axes, "Where each worker's time went")
     if not workers:
         _say(axes, "no worker has reported")
         return

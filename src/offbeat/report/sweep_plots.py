@@ -12,8 +12,8 @@ from matplotlib.ticker import PercentFormatter
 
 from ..sim.curve import Point
 from ..sweep.rows import Row, label, varying
-from .outputs import _replacing
-from .summary import COLOUR, DPI, FAINT, GRID, INK, OTHER, _style
+from .outputs import replacing
+from .summary import COLOUR, DPI, FAINT, GRID, INK, OTHER, style_axes
 from .table import percent
 
 PALETTE = (
@@ -62,10 +62,10 @@ def draw_sweep(directory: Path, rows: Sequence[Row]) -> list[Path]:
         lines = [_line(row, plot) for row in rows]
         if any(len(line) for line in lines):
             drawn.append(directory / plot.file)
-            with _replacing(drawn[-1]) as path:
+            with replacing(drawn[-1]) as path:
                 _draw_curves(path, plot, rows, lines, labels)
     drawn.append(directory / "shares.png")
-    with _replacing(drawn[-1]) as path:
+    with replacing(drawn[-1]) as path:
         _draw_shares(path, rows, labels)
     return drawn
 
@@ -93,7 +93,7 @@ def _draw_curves(
         if (high > low).any():
             axes.fill_between(x, low, high, color=colour, alpha=0.13 * opacity, linewidth=0)
     many = max(len(row.runs) for row in rows)
-    _style(axes, plot.title + (f", mean and range of {many} seeds" if many > 1 else ""))
+    style_axes(axes, plot.title + (f", mean and range of {many} seeds" if many > 1 else ""))
     values = np.concatenate([line[:, 1] for line in lines])
     if plot.may_be_log and values.min() > 0 and values.max() > 10 * values.min():
         axes.set_yscale("log")
@@ -134,7 +134,7 @@ def _draw_shares(path: Path, rows: Sequence[Row], labels: Sequence[str]) -> None
     for place, share in enumerate(computing):
         if share > 0.1:
             axes.text(0.01, place, percent(share), color="white", fontsize=8, va="center", fontweight="bold")
-    _style(axes, "Where the workers' time went")
+    style_axes(axes, "Where the workers' time went")
     axes.set_yticks(places, labels)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1)

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .progress import _clock_time
+from .progress import clock_time
 from .table import counted, percent
 
 EVERY_SECONDS = 3.0  # between two plain lines
@@ -110,8 +110,8 @@ class SweepProgress:
 
     def _times(self) -> str:
         elapsed, share = self._clock() - self._began, self._share()
-        left = f", about {_clock_time(elapsed * (1 - share) / share)} left" if 0 < share < 1 else ""
-        return f"{_clock_time(elapsed)} elapsed{left}"
+        left = f", about {clock_time(elapsed * (1 - share) / share)} left" if 0 < share < 1 else ""
+        return f"{clock_time(elapsed)} elapsed{left}"
 
     def _print(self, sentence: str) -> None:
         if not self._quiet:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..sweep.finished import Finished
 from ..sweep.rows import Row, value_of, varying
-from .outputs import _replacing
+from .outputs import replacing
 from .table import counted, human_bytes, human_rate, percent
 
 LEAST = ("steps_per_second", "consensus_distance", "bytes_sent", "loss", "waiting_share")  # to know, in this order
@@ -100,7 +100,7 @@ def rows_table(rows: Sequence[Row], without: Sequence[str] = ()) -> Table:
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """The settings that vary, and of each number the mean and standard deviation over seeds; empty: there is none."""
     names, numbers = varying(rows), _numbers_of(rows)
-    with _replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         heads = [head for number in numbers for head in (number.name, f"{number.name}_std")]
         reached = ["seeds_to_target"] if any(number.name == "seconds_to_target" for number in numbers) else []

@@ -113,6 +113,9 @@ class DASO(Strategy):
     def prepare(self, plan: Plan) -> None:
         self._plan = plan
 
+    def check(self, layout: Layout, plan: Plan | None) -> None:
+        self._phases(plan)
+
     def groups(self, layout: Layout) -> list[Ranks]:
         nodes = [layout.on(node) for node in range(layout.nodes)]
         return list(dict.fromkeys([layout.ranks, *nodes, *global_groups(layout)]))
@@ -130,6 +133,7 @@ class DASO(Strategy):
         self._step = 0  # the steps that this rank really made
         self._sent_at = 0  # the boundary of the latest synchronisation, and
         self._steps_when_sent = 0  # the steps that this rank had made by then
+        self._trained_when_sent = True
         self._due: int | None = None  # the boundary at which it is merged; None: none is in flight
         self._synchronisations = 0
         self._some_train = True
@@ -191,9 +195,10 @@ class DASO(Strategy):
 
     def _agreed_plan(self) -> Generator[Work[Any], Any, Plan | None]:
         """That of the first rank: the others' may be a few steps longer or shorter."""
-        everyone, own = self.comm.layout.ranks, self._plan or Plan(0, 0)
+        everyone, plan = self.comm.layout.ranks, self._plan
+        self._plan = None  # of this run; another one has its own
         numbers = []
-        for number in (own.steps, own.steps_per_epoch):
+        for number in (0, 0) if plan is None else (plan.steps, plan.steps_per_epoch):
             work = self.comm.broadcast(torch.tensor(number, dtype=torch.float64), everyone[0], everyone)
             agreed: Tensor = yield work
             numbers.append(int(agreed.item()))
@@ -247,7 +252,7 @@ class DASO(Strategy):
                 yield from self._merge()
 
     def _send(self, step: int, *, training: bool) -> None:
-        self._sent_at, self._steps_when_sent = step, self._step
+        self._sent_at, self._steps_when_sent, self._trained_when_sent = step, self._step, training
         self._due = step + self._cycle.wait
         if self._speaker == self.comm.rank:
             self._parcel.send(self.comm, self._global_groups[self._turn], step, training=training)
@@ -256,7 +261,8 @@ class DASO(Strategy):
         """All ranks of a node, at the same boundary: they wait for the average if it is not there yet."""
         if self._speaker == self.comm.rank:
             yield from self._parcel.receive()
-        self._some_train = yield from self._parcel.relay(self.comm, self._speaker, self._node)
+        yield from self._parcel.relay(self.comm, self._speaker, self._node)
+        self._some_train = self._trained_when_sent or self._parcel.some_train
         self._due = None
         self._synchronisations += 1
         if not self._some_train:

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from ..comm import Comm, Process, Steps, Work
 from ..errors import LostPeer, Stopped
+from ..layout import Layout, Ranks
 from ..options import option
 from ..replica import Replica
-from ..strategy import Strategy, training_flag
-from ..topology import TOPOLOGIES, check_topology, heal, neighbours
+from ..strategy import Plan, Strategy, training_flag
+from ..topology import LEAST_RATE, TOPOLOGIES, check_topology, heal, neighbours
 
 FRAGMENT_NBYTES, MOST_FRAGMENTS = 1 << 16, 64
 IN_FLIGHT = 2  # fragments of an exchange: one is on the wire while the next is agreed on
@@ -37,21 +38,24 @@ class Gossip(Strategy):
     name: ClassVar[str] = "gossip"
     meets_peers: ClassVar[bool] = True
     topology: str = option("exponential", f"who may exchange with whom: {', '.join(TOPOLOGIES)}, or a file of edges")
-    rate: float = option(1.0, "exchanges per worker and step", above=0)
+    rate: float = option(1.0, "exchanges per worker and step", at_least=LEAST_RATE)
     fragments: int | None = option(None, "parts in which x is exchanged (none: of 64 KiB each, at most 64)", at_least=1)
     exchanges: int = field(default=0, init=False)
+    exchanges_in_steps: int = field(default=0, init=False)  # those up to the last step: they go on for others' sake
     steps: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_topology(self.topology)
 
+    def check(self, layout: Layout, plan: Plan | None) -> None:
+        neighbours(self.topology, layout.workers)
+
     def start(self, replica: Replica, comm: Comm) -> Steps:
         yield from super().start(replica, comm)
         count = self.fragments or min(MOST_FRAGMENTS, math.ceil(replica.nbytes / FRAGMENT_NBYTES))
         self._sections = [self.section(piece) for fragment in replica.fragments(count) for piece in fragment]
-        self._scratch: dict[torch.dtype, Tensor] = {}
-        self._buffers: dict[tuple[torch.dtype, int, int], tuple[Tensor, Tensor]] = {}  # views of the scratch
+        self._scratch: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}  # for what comes, by place in flight
         self._turn = 0  # of the section that is exchanged next
         self._used, self._fresh = 0, 1  # sections exchanged since the last boundary; renewed at each boundary
         self._whole = self._graph = neighbours(self.topology, comm.layout.workers)
@@ -65,6 +69,7 @@ class Gossip(Strategy):
 
     def after_step(self, step: int) -> Steps:
         self.steps += 1  # since the start; `step` goes on from a checkpoint
+        self.exchanges_in_steps = self.exchanges
         self._step_seconds = (self.comm.now() - self._began_at) / self.steps
         for section in self._sections:
             section.settle(self.steps_gone_by())
@@ -86,15 +91,15 @@ class Gossip(Strategy):
         yield from super().finish()
 
     def report(self) -> dict[str, float]:
-        return {"averages": self.exchanges, "rate": self.exchanges / max(self.steps, 1)}
+        return {"averages": self.exchanges, "rate": self.exchanges_in_steps / max(self.steps, 1)}
 
     def steps_gone_by(self) -> float:
         """The time in this worker's own unit: one step of its own, waits included."""
         return (self.comm.now() - self._began_at) / self._step_seconds if self._step_seconds else 0.0
 
-    def lose(self, peer: int) -> None:
-        """Go on without a peer, up to `finish`, which needs all: its neighbours become each other's."""
-        self._lost.add(peer)
+    def lose(self, peers: set[int]) -> None:
+        """Go on without some peers, up to `finish`, which needs all: their neighbours become each other's."""
+        self._lost |= peers
         self._graph = heal(self._whole, self._lost)
 
     def _upcoming(self) -> Iterator["Section"]:
@@ -107,7 +112,7 @@ class Gossip(Strategy):
     def _exchange(self) -> Steps:
         tick_at = self.comm.now() + self._until_next_tick()
         try:
-            while near := self._graph[self.comm.rank]:
+            while near := self._living_neighbours():
                 first = near.index(self._random.choice(self._graph.draws[self.comm.rank]))
                 try:
                     after = max(0.0, tick_at - self.comm.now())
@@ -120,38 +125,47 @@ class Gossip(Strategy):
                 except LostPeer as lost:
                     self._turn = 0
                     if lost.peer is not None:
-                        self.lose(lost.peer)
+                        self.lose({lost.peer})
         except Stopped:
             return
+
+    def _living_neighbours(self) -> Ranks:
+        """A neighbour that died is known to be lost also where no exchange was under way."""
+        alive = self.comm.alive()
+        if len(alive) + len(self._lost) < self.comm.layout.workers:
+            self.lose(set(self.comm.layout.ranks) - set(alive))
+        return self._graph[self.comm.rank]
 
     def _until_next_tick(self) -> float:
         return self._random.expovariate(self.rate / 2) * self._step_seconds
 
     def _average_with(self, peer: int) -> Steps:
-        in_flight: deque[tuple[Section, Tensor, Work[Tensor]]] = deque()
-        for index, section in enumerate(self._sections):
-            self._turn = index
-            mine, theirs = self._buffers_for(section.weights, index % IN_FLIGHT)
-            section.send(mine, self.steps_gone_by())
-            in_flight.append((section, mine, self.comm.swap(mine, peer, out=theirs)))
-            while len(in_flight) == IN_FLIGHT or (in_flight and index + 1 == len(self._sections)):
-                oldest, sent, work = in_flight.popleft()
-                received = yield work
-                oldest.receive(sent.sub_(received), self.steps_gone_by())
-                self._used += 1
+        in_flight: deque[tuple[Section, Work[Tensor]]] = deque()
+        try:
+            for index, section in enumerate(self._sections):
+                self._turn = index
+                section.in_flight = True
+                section.mix(self.steps_gone_by())
+                theirs = self._buffer_for(section.x, index % IN_FLIGHT)
+                in_flight.append((section, self.comm.swap(section.x, peer, out=theirs)))
+                while len(in_flight) == IN_FLIGHT or (in_flight and index + 1 == len(self._sections)):
+                    oldest, work = in_flight.popleft()
+                    received = yield work
+                    oldest.receive(received.sub_(oldest.x), self.steps_gone_by())
+                    oldest.in_flight = False
+                    self._used += 1
+        finally:
+            for section in self._sections:
+                section.in_flight = False
         self._turn = 0
         self.exchanges += 1
 
-    def _buffers_for(self, x: Tensor, place: int) -> tuple[Tensor, Tensor]:
-        """For what is sent and what comes, for one of the places in flight; all sections of a dtype share them."""
-        size = (x.dtype, len(x), place)
-        if size not in self._buffers:
-            if x.dtype not in self._scratch:
-                longest = max(len(section.weights) for section in self._sections if section.weights.dtype == x.dtype)
-                self._scratch[x.dtype] = x.new_empty(IN_FLIGHT, 2, longest)
-            mine, theirs = self._scratch[x.dtype][place, :, : len(x)]
-            self._buffers[size] = mine, theirs
-        return self._buffers[size]
+    def _buffer_for(self, x: Tensor, place: int) -> Tensor:
+        """For what comes, at one of the places in flight; all sections of a dtype share them."""
+        kind = (x.dtype, x.device, place)
+        if kind not in self._scratch:
+            self._scratch[kind] = x.new_empty(max(len(section.x) for section in self._sections))
+        return self._scratch[kind][: len(x)]
 
 
 class Section:
@@ -165,6 +179,7 @@ class Section:
         self.x = weights.clone()
         self._added = torch.zeros_like(weights)
         self._touched = False
+        self.in_flight = False  # then the record must stay as it is
 
     def settle(self, now: float) -> None:
         """At a boundary: the weights get what exchanges have added."""
@@ -174,15 +189,16 @@ class Section:
             self._touched = False
 
     def renew(self) -> None:
-        """Take the record anew. An old one does no harm: both sides of an exchange use what they sent."""
-        self.x.copy_(self.weights)
+        """Take the record anew, unless it is on its way. An old one does no harm: both sides use what they sent."""
+        if not self.in_flight:
+            self.x.copy_(self.weights)
 
-    def send(self, out: Tensor, now: float) -> None:
-        out.copy_(self.x)
+    def mix(self, now: float) -> None:
+        """Before the record is sent; `now` counts steps."""
 
     def receive(self, difference: Tensor, now: float) -> None:
-        """The two snapshots, ours less theirs, have arrived; `now` counts steps."""
-        self.add(difference, -self.alpha)
+        """What came, less the record that was sent for it."""
+        self.add(difference, self.alpha)
 
     def add(self, change: Tensor, times: float) -> None:
         self.x.add_(change, alpha=times)

@@ -123,7 +123,8 @@ class LASGD(Strategy):
         some_train = True
         while some_train:  # the others, in the order in which they send
             parcel = self._send(training=False)
-            some_train = yield from parcel.receive()
+            yield from parcel.receive()
+            some_train = parcel.some_train
             parcel.merge()
             self._queue.clear()
 
@@ -184,7 +185,7 @@ class LASGD(Strategy):
 
     def _cut(self, fragments: int) -> None:
         self._parcels = [Parcel(part, self.wire_dtype) for part in self.replica.fragments(fragments)]
-        self.parts = fragments
+        self.parts = len(self._parcels)
 
     def _choose_fragments(self) -> Steps:
         """Once the time of a step is known on all ranks: as many parts as the wire carries, some in every step."""

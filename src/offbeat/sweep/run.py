@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from ..errors import BadInput
-from ..replica import flatten
+from ..replica import Replica, flatten
 from ..report.metrics import MetricsFile
 from ..report.sweep_progress import SweepProgress
 from ..sim.learners import initial_model
 from ..sim.simulate import load_what_is_needed
+from ..strategy import Plan
 from ..train.ending import check_outputs
 from ..train.job import blaming_own_task
 from ..train.task import Task
@@ -73,18 +74,27 @@ def unique(settings: Iterable[Setting]) -> list[Setting]:
 
 def check_tasks(settings: Sequence[Setting]) -> None:
     """Load every task and build its model once, so that what does not fit is said before anything runs."""
-    tasks: dict[Any, Task | None] = {}
+    tasks: dict[Any, tuple[Task | None, Replica | None]] = {}
     for setting in settings:
         key = (setting.task, setting.data, setting.model, setting.learning_rate, setting.model_bytes, setting.steps)
         with blaming_own_task(setting.task, "in the simulation"):
             if key not in tasks:
-                tasks[key] = task = load_what_is_needed(setting.job, setting.model_bytes)
+                task, replica = load_what_is_needed(setting.job, setting.model_bytes), None
                 if task is not None:
                     with torch.random.fork_rng(devices=[]):
-                        flatten(initial_model(task, setting.seed))
-            task = tasks[key]
-            if task is not None and not (setting.timing_only and setting.steps is not None):
-                setting.job.shard(task, 0, setting.workers)
+                        replica = flatten(initial_model(task, setting.seed))
+                tasks[key] = task, replica
+            task, replica = tasks[key]
+            job = setting.job
+            if task is None or (setting.timing_only and setting.steps is not None):
+                assert setting.steps is not None
+                plan = Plan(setting.steps, setting.steps)
+            else:
+                plan = job.plan(task)
+            job.strategy.check(job.layout, plan)
+            fragments = getattr(job.strategy, "fragments", None)
+            if fragments is not None and replica is not None and not setting.timing_only:
+                replica.fragments(fragments)
 
 
 def cost(setting: Setting) -> float:

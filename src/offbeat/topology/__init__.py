@@ -3,6 +3,6 @@
 from .graph import Graph
 from .healing import heal
 from .named import TOPOLOGIES, check_topology, neighbours
-from .spectrum import Momentum, momentum
+from .spectrum import LEAST_RATE, Momentum, momentum
 
-__all__ = ["TOPOLOGIES", "Graph", "Momentum", "check_topology", "heal", "momentum", "neighbours"]
+__all__ = ["LEAST_RATE", "TOPOLOGIES", "Graph", "Momentum", "check_topology", "heal", "momentum", "neighbours"]

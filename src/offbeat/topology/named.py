@@ -11,6 +11,7 @@ from .edge_list import parse_edges, read_text
 from .graph import Graph
 
 DEGREE, SEED = 4, 0  # of random_regular without more words
+MOST_WORKERS, MOST_COMPLETE = 1 << 20, 1 << 13
 
 
 def ring(workers: int) -> Graph:
@@ -100,6 +101,9 @@ def neighbours(topology: str, workers: int) -> Graph:
     check_topology(topology)
     if workers < 1:
         raise BadInput(f"a topology of {workers} workers joins nobody: give at least 1")
+    most = MOST_COMPLETE if topology == complete.__name__ else MOST_WORKERS
+    if workers > most:
+        raise BadInput(f"{topology} of {workers} workers does not fit into memory: use {most} or fewer")
     if is_file(topology):
         return parse_edges(topology, read_text(topology), workers)
     return _named(topology, workers)

@@ -18,6 +18,7 @@ from ..errors import BadInput
 from ..layout import Ranks
 from .graph import Graph
 
+LEAST_RATE = 1e-6  # exchanges per worker and step
 ALL_EIGENVALUES_UP_TO = 1024  # workers; with more, only the one that is asked for
 
 
@@ -38,9 +39,11 @@ def momentum(graph: Graph, rate: float) -> Momentum:
     In expectation the slowest difference between workers shrinks to 1/e in 1 / eta steps, and in 2 chi_1 steps by
     plain gossip (eta = 0, alpha = alpha~ = 1/2), which is also what a single worker gets.
     """
-    if not 0 < rate < math.inf:
-        raise BadInput(f"rate={rate} does not fit: exchanges per worker and step must be above 0 and finite, such as 1")
+    if not LEAST_RATE <= rate < math.inf:
+        raise BadInput(f"rate={rate} does not fit: rate must be at least {LEAST_RATE} and finite, such as 1")
     chi_1, chi_2 = _chis(graph.draws)
+    if abs(chi_1 - chi_2) < 1e-9 * chi_1:  # a complete graph, up to rounding: there the momentum must vanish exactly
+        chi_2 = chi_1
     if not chi_1:
         return Momentum(chi_1=0.0, chi_2=0.0, eta=0.0, alpha=0.5, alpha_tilde=0.5)
     return Momentum(

@@ -36,6 +36,7 @@ def check_before_launch(job: Job) -> None:
     task = job.load_task()
     for rank in range(job.workers):
         job.shard(task, rank, job.workers)
+    job.strategy.check(job.layout, job.plan(task))
     check_outputs(job)
 
 

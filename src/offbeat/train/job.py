@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..errors import BadInput, LostPeer, OffbeatError
 from ..layout import Layout
-from ..strategy import Strategy
+from ..strategy import Plan, Strategy
 from .shards import Shard
 from .task import Task
 from .tasks import load_task
@@ -64,6 +64,11 @@ class Job:
     def shard(self, task: Task, rank: int, workers: int) -> Shard:
         batch = self.batch or task.batch
         return Shard(samples=len(task.train), rank=rank, workers=workers, batch=batch, seed=self.seed)
+
+    def plan(self, task: Task) -> Plan:
+        """As the first rank has it."""
+        shard = self.shard(task, 0, self.workers)
+        return Plan(self.steps_of(task, shard), shard.steps_per_epoch)
 
     def steps_of(self, task: Task, shard: Shard) -> int:
         return self.steps or shard.steps_per_epoch * (self.epochs or task.epochs)

@@ -1,0 +1,160 @@
+"""Does an emulated network leave anything behind? Up, kill -9, up again, so many times.
+
+Every cycle is a process that brings up a cluster whose workers listen on fixed ports and have children of their own,
+which nothing but the next run can end. After the next run no process, namespace, interface or port may be left.
+
+    python benchmarks/leaks.py [--cycles 50]
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from offbeat.emulate import Cluster
+
+PORT = 5000
+READY_SECONDS = 30.0
+GONE_SECONDS = 5.0
+WORKER = f"""
+import os, socket, subprocess, sys, time
+listener = socket.create_server(("", {PORT}))
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(os.stat("/proc/self/ns/net").st_ino, os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a run holds: namespaces by their number, processes by their ids."""
+
+    namespaces: frozenset[int]
+    processes: frozenset[int]
+
+    def left(self) -> list[str]:
+        """What of it is still there."""
+        pids = [f"process {pid}" for pid in sorted(self.processes) if is_running(pid)]
+        return pids + [f"namespace {number}" for number in sorted(self.namespaces & set(namespaces_in_use()))]
+
+    def left_at_last(self) -> list[str]:
+        """What does not go by itself in a few seconds."""
+        until = time.monotonic() + GONE_SECONDS
+        while (left := self.left()) and time.monotonic() < until:
+            time.sleep(0.02)
+        return left
+
+
+def is_running(pid: int) -> bool:
+    try:
+        _, _, state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
+    except OSError:
+        return False
+    return state[0] not in "ZX"
+
+
+def namespaces_in_use() -> Iterator[int]:
+    """Network namespaces that some thread is in or some process holds open."""
+    for pattern in ("[0-9]*/task/*/ns/net", "[0-9]*/fd/*"):
+        for path in Path("/proc").glob(pattern):
+            with suppress(OSError):
+                kind, _, number = os.readlink(path).partition(":[")
+                if kind == "net":
+                    yield int(number.rstrip("]"))
+
+
+def hold(nodes: int = 2, delay: float = 0.0) -> tuple[Cluster, Held]:
+    """A cluster that is up, with a worker in every node."""
+    cluster = Cluster(nodes, delay=delay)
+    cluster.__enter__()
+    namespaces, processes = set(), set()
+    for node in range(nodes):
+        worker = cluster.run(node, [sys.executable, "-I", "-S", "-c", WORKER], stdout=subprocess.PIPE, text=True)
+        assert worker.stdout is not None
+        with worker.stdout:
+            namespace, *pids = map(int, worker.stdout.readline().split())
+        namespaces.add(namespace)
+        processes.update(pids)
+    return cluster, Held(frozenset(namespaces), frozenset(processes))
+
+
+def victim(report: Connection, delay: float, ending: str) -> None:
+    """Tells what it holds, then ends as asked, or waits to be ended."""
+    cluster, held = hold(delay=delay)
+    try:
+        report.send(held)
+        if ending == "wait":
+            while True:
+                time.sleep(60)
+        if ending == "exception":
+            raise RuntimeError("on purpose")
+    except BaseException:
+        cluster.__exit__(*sys.exc_info())
+        raise
+    cluster.__exit__(None, None, None)
+
+
+def start(delay: float = 0.0, ending: str = "wait") -> tuple[BaseProcess, Held]:
+    """A run in a process of its own, and what it holds."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["offbeat.emulate", "pyroute2"])  # torch is loaded once
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=victim, args=(there, delay, ending))
+    process.start()
+    there.close()
+    with here:
+        if not here.poll(READY_SECONDS):
+            raise SystemExit(f"a cluster did not come up in {READY_SECONDS:g} s")
+        held: Held = here.recv()
+    return process, held
+
+
+def kill_and_start_again(delay: float = 0.0) -> list[str]:
+    """One cycle; what was left after it."""
+    interfaces = socket.if_nameindex()
+    process, held = start(delay)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with Cluster(1):
+        left = held.left_at_last()
+    if socket.if_nameindex() != interfaces:
+        left.append(f"interfaces {socket.if_nameindex()}, which were {interfaces}")
+    return left
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=50, help="how often (default: 50)")
+    options = parser.parse_args()
+    if options.cycles < 1:
+        parser.error(f"--cycles {options.cycles} must be at least 1")
+    began = time.monotonic()
+    before = set(namespaces_in_use())
+    failures = 0
+    for cycle in range(options.cycles):
+        delay = 0.001 if cycle % 2 else 0.0  # TAPs and their forwarders every other time
+        if left := kill_and_start_again(delay):
+            failures += 1
+            print(f"cycle {cycle}: left behind {', '.join(left)}")
+    more = len(set(namespaces_in_use()) - before)
+    took = (time.monotonic() - began) / options.cycles
+    print(f"{options.cycles} cycles of up, kill -9, up again, {took:.2f} s each")
+    print(f"left something behind: {failures}; network namespaces more than before: {more}")
+    held = not failures and not more
+    print(f"nothing is left behind: {'held' if held else 'NOT held'}")
+    sys.exit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What `offbeat compare` does with its flags."""
+
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from ..errors import BadInput
+from ..lists import split_specs
+from ..report.status import to_json
+from ..sim.command import parse_stragglers
+from ..sim.rates import parse_rate
+from .contest import Contest, Entry, Outcome, as_record, run_contest
+from .table import print_outcomes, rows_of
+
+SNAPSHOTS = 30  # of a run whose accuracy is asked for
+
+
+def compare(
+    *,
+    strategies: str,
+    link: str,
+    workers: tuple[int, ...],
+    loopback: bool,
+    straggler: tuple[str, ...],
+    target_accuracy: float | None,
+    snapshots: int | None,
+    out: Path | None,
+    json_file: Path | Literal["-"] | None,
+    quiet: bool,
+    **rest: Any,
+) -> None:
+    links = tuple(part.strip() for part in link.split(","))
+    for each in links:
+        parse_rate(each)
+    if snapshots is None:
+        snapshots = SNAPSHOTS if target_accuracy is not None else 1
+    contest = Contest(
+        strategies=split_specs(strategies),
+        links=(None,) if loopback else links,
+        workers=workers,
+        slower=tuple(parse_stragglers(straggler).items()),
+        target_accuracy=target_accuracy,
+        snapshots=snapshots,
+        **{name: value for name, value in rest.items() if value is not None},
+    )
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--out {out} cannot be made ({error.strerror}): give a folder of yours") from None
+    console, began = Console(stderr=True), time.time()
+    laps, done = sum(1 for _ in contest.entries()), 0
+    finished: list[Outcome] = []
+
+    def watch(entry: Entry, seconds: float) -> None:
+        if console.is_terminal and not quiet:
+            console.print(f"lap {done + 1} of {laps}: {entry}, {seconds:.0f} s", end="\r", highlight=False)
+
+    def ended(outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        finished.append(outcome)
+        if out is not None:  # what is measured so far is kept, whatever comes
+            (out / "compare.json").write_text(to_json(record_of(contest, finished, began), indent=1), encoding="utf-8")
+        if not quiet:
+            console.print(f"lap {done} of {laps}: {line_of(outcome)}", highlight=False)
+
+    run_contest(contest, watch=watch, ended=ended)
+    if not quiet:
+        print_outcomes(console, contest, rows_of(finished))
+    record = to_json(record_of(contest, finished, began), indent=1) + "\n"
+    if json_file == "-":
+        sys.stdout.write(record)
+    elif json_file is not None:
+        Path(json_file).write_text(record, encoding="utf-8")
+
+
+def line_of(outcome: Outcome) -> str:
+    found = outcome.measures
+    if found is None:
+        return f"{outcome.entry}: {outcome.failure}"
+    share = "" if outcome.throughput_share is None else f", {outcome.throughput_share:.3f} of no communication"
+    wire = "" if found.wire_utilisation is None else f", wire {found.wire_utilisation:.0%}"
+    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.3f}"
+    return f"{outcome.entry}: {found.steps_per_second:.2f} steps/s{share}{wire}{accuracy}"
+
+
+def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        "command": ["offbeat", *sys.argv[1:]],
+        "machine": {
+            "cpus": len(_cpus()),
+            "processor": platform.machine(),
+            "gpu": torch.cuda.get_device_name(0) if contest.device == "cuda" else None,
+        },
+        "versions": {"offbeat": version("offbeat"), "torch": torch.__version__, "python": platform.python_version()},
+        "compute": contest.compute,
+        "task": contest.task,
+        "target_accuracy": contest.target_accuracy,
+        "runs": [as_record(outcome) for outcome in outcomes],
+    }
+
+
+def _cpus() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -1,0 +1,183 @@
+"""Contest: strategies x links x workers, repeated; the laps interleaved, so that whatever the machine does meanwhile
+falls on all contestants alike."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput
+from ..layout import Layout
+from ..train.shards import Shard
+from ..train.task import Task
+from ..train.tasks import load_task
+from .contestant import find_contestant
+from .course import make_course
+from .lap import Lap, LapFailed, run_lap
+from .measures import Measures, measure
+from .worker import Config
+
+ALONE = "none"  # the contestant that all throughputs are shares of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    strategies: tuple[str, ...]
+    links: tuple[str | None, ...] = ("100mbit",)  # None: loopback
+    workers: tuple[int, ...] = (4,)
+    nodes: int | None = None  # None: a node per worker
+    delay: float = 0.0  # seconds, added to each link
+    task: str = "digits"
+    model: str | None = None
+    data: Path | None = None
+    learning_rate: float | None = None
+    batch: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    step_seconds: float | None = None  # None: real compute
+    slower: tuple[tuple[int, float], ...] = ()
+    target_accuracy: float | None = None
+    snapshots: int = 0
+    repeats: int = 1
+    seed: int = 0
+    device: str = "cpu"
+    bf16: bool = False
+    limit_seconds: float = 3600.0  # of a lap
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "steps", "epochs", "nodes", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"--{name} {value} does not fit: it must be at least 1")
+        if self.steps is not None and self.epochs is not None:
+            raise BadInput(f"--epochs {self.epochs} and --steps {self.steps} contradict each other: give one of them")
+        if self.step_seconds is not None and not 0 <= self.step_seconds < math.inf:
+            raise BadInput(f"--step-seconds {self.step_seconds} does not fit: it must be at least 0, such as 0.17")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise BadInput(
+                f"--target-accuracy {self.target_accuracy} does not fit: it must be above 0 and at most 1, such as 0.9"
+            )
+        for spec in self.strategies:
+            find_contestant(spec)
+        for workers in self.workers:
+            layout = self.layout(workers)
+            for rank, factor in self.slower:
+                if not 0 <= rank < layout.workers or not 1 <= factor < math.inf:
+                    raise BadInput(
+                        f"--straggler {rank}:{factor:g} does not fit: name a rank below {layout.workers} and a factor "
+                        f"of at least 1"
+                    )
+
+    @property
+    def compute(self) -> str:
+        return "real" if self.step_seconds is None else f"emulated, {self.step_seconds:g} s a step"
+
+    def layout(self, workers: int) -> Layout:
+        return Layout.even(workers, workers if self.nodes is None else self.nodes)
+
+    def load_task(self) -> Task:
+        return load_task(self.task, data=self.data, model=self.model, learning_rate=self.learning_rate, seed=self.seed)
+
+    def entries(self) -> Iterator["Entry"]:
+        """All laps, in the order in which they are run."""
+        contestants = tuple(dict.fromkeys((ALONE, *self.strategies)))
+        for repeat in range(self.repeats):
+            for workers in self.workers:
+                for link in self.links:
+                    for spec in contestants:
+                        yield Entry(spec, link, workers, repeat)
+
+
+@dataclass(frozen=True)
+class Entry:
+    strategy: str
+    link: str | None
+    workers: int
+    repeat: int
+
+    def __str__(self) -> str:
+        return f"{self.strategy} on {self.workers} workers, {self.link or 'loopback'}, repeat {self.repeat}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one entry: the lap and its measures, or why it could not be run."""
+
+    entry: Entry
+    lap: Lap | None
+    measures: Measures | None
+    throughput_share: float | None  # of the no-communication throughput in the same repeat
+    failure: str | None = None
+
+
+def run_contest(
+    contest: Contest, *, watch: Callable[[Entry, float], None], ended: Callable[[Outcome], None]
+) -> list[Outcome]:
+    task = contest.load_task()
+    outcomes: list[Outcome] = []
+    alone: dict[tuple[str | None, int, int], float] = {}
+    for entry in contest.entries():
+        place = (entry.link, entry.workers, entry.repeat)
+        outcome = _run(contest, task, entry, alone.get(place), watch)
+        if entry.strategy == ALONE and outcome.measures is not None:
+            alone[place] = outcome.measures.steps_per_second
+        outcomes.append(outcome)
+        ended(outcome)
+    return outcomes
+
+
+def _run(
+    contest: Contest, task: Task, entry: Entry, alone: float | None, watch: Callable[[Entry, float], None]
+) -> Outcome:
+    layout = contest.layout(entry.workers)
+    batch = contest.batch or task.batch
+    shard = Shard(samples=len(task.train), rank=0, workers=layout.workers, batch=batch, seed=contest.seed)
+    config = Config(
+        contestant=entry.strategy,
+        folder="",
+        task=contest.task,
+        node_of=layout.node_of,
+        steps=contest.steps or shard.steps_per_epoch * (contest.epochs or task.epochs),
+        model=contest.model,
+        data=None if contest.data is None else str(contest.data),
+        learning_rate=contest.learning_rate,
+        batch=batch,
+        seed=contest.seed + entry.repeat,
+        step_seconds=contest.step_seconds,
+        slower={str(rank): factor for rank, factor in contest.slower},
+        snapshots=contest.snapshots,
+        device=contest.device,
+        bf16=contest.bf16,
+    )
+    try:
+        with make_course(layout.nodes, entry.link, delay=contest.delay) as course:
+            lap = run_lap(
+                course, config, limit_seconds=contest.limit_seconds, watch=lambda seconds: watch(entry, seconds)
+            )
+            measures = measure(
+                lap, samples_per_step=batch, target_accuracy=contest.target_accuracy, link=course.bytes_per_second
+            )
+    except LapFailed as failure:
+        return Outcome(entry, None, None, None, str(failure))
+    own = measures.steps_per_second
+    return Outcome(entry, lap, measures, own / alone if alone else 1.0 if entry.strategy == ALONE else None)
+
+
+def as_record(outcome: Outcome) -> dict[str, Any]:
+    """For JSON."""
+    entry, found = outcome.entry, outcome.measures
+    record: dict[str, Any] = {
+        "strategy": entry.strategy,
+        "link": entry.link,
+        "workers": entry.workers,
+        "repeat": entry.repeat,
+        "throughput_share": outcome.throughput_share,
+        "failure": outcome.failure,
+    }
+    names = Measures.__dataclass_fields__
+    record |= {name: None if found is None else getattr(found, name) for name in names}
+    if outcome.lap is not None:
+        record["strategy_report"] = outcome.lap.reports[0].strategy
+        record["curve"] = [vars(point) for point in outcome.lap.curve]
+    return record

@@ -1,0 +1,117 @@
+"""Lap: one run of one contestant on a course, from the start of its workers to what they saw."""
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import OffbeatError
+from ..train.tasks import load_task
+from .course import PYTHON, Course
+from .snapshots import Point, curve
+from .worker import Config, Report
+
+SAMPLE_SECONDS = 0.2  # between two looks at the wire
+STORY_LINES = 3  # of a worker's last words, where it fails
+RAM = Path("/dev/shm")  # snapshots must not wait for a disk
+
+Watch = Callable[[float], None]  # told now and then how many seconds the lap is old
+
+
+class LapFailed(OffbeatError):
+    """A contestant that cannot run is listed with the reason."""
+
+
+@dataclass(frozen=True)
+class Lap:
+    config: Config
+    reports: list[Report]  # by rank
+    sent: list[tuple[float, list[int]]]  # moments, and what each node had sent by then
+    curve: list[Point]
+    seconds: float  # of all, with the start of the processes
+
+
+def run_lap(course: Course, config: Config, *, limit_seconds: float, watch: Watch = lambda _: None) -> Lap:
+    with tempfile.TemporaryDirectory(prefix="offbeat-lap-", dir=RAM if RAM.is_dir() else None) as name:
+        folder = Path(name)
+        (folder / "snapshots").mkdir()
+        config = replace(config, folder=name)
+        config.write(folder / "config.json")
+        began = time.monotonic()
+        processes = _start(course, config, folder)
+        sent = _wait(course, processes, folder, began + limit_seconds, watch)
+        reports = [_read_report(folder, rank) for rank in range(len(config.node_of))]
+        points = []
+        if config.snapshots:
+            task = load_task(
+                config.task, data=Path(config.data) if config.data else None, model=config.model, seed=config.seed
+            )
+            points = curve(folder / "snapshots", task, task.model(), len(config.node_of))
+        return Lap(config, reports, sent, points, time.monotonic() - began)
+
+
+def _start(course: Course, config: Config, folder: Path) -> list[subprocess.Popen[Any]]:
+    workers, port = len(config.node_of), _free_port()
+    processes = []
+    for rank, node in enumerate(config.node_of):
+        env = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(workers),
+            "LOCAL_RANK": str(config.node_of[:rank].count(node)),
+            "GROUP_RANK": str(node),
+            "MASTER_ADDR": course.address(config.node_of[0]),
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": course.interface,
+            "OMP_NUM_THREADS": "1",
+        }
+        with (folder / f"{rank}.log").open("wb") as log:
+            argv = [PYTHON, "-m", "offbeat.compare.worker", str(folder / "config.json")]
+            processes.append(course.run(node, argv, env=env, stdout=log, stderr=log))
+    return processes
+
+
+def _wait(
+    course: Course, processes: list[subprocess.Popen[Any]], folder: Path, until: float, watch: Watch
+) -> list[tuple[float, list[int]]]:
+    """Look at the wire until all are done. One that fails, or a lap that takes too long, ends them all."""
+    began, sent = time.monotonic(), []
+    try:
+        while any(process.poll() is None for process in processes):
+            for rank, process in enumerate(processes):
+                if process.poll() not in (None, 0):
+                    raise LapFailed(f"worker {rank} ended with status {process.returncode}: {_story(folder, rank)}")
+            if time.monotonic() > until:
+                raise LapFailed(f"it was not done after {until - began:.0f} s: {_story(folder, 0)}")
+            sent.append((time.monotonic(), [course.bytes_sent(node) for node in range(course.nodes)]))
+            watch(time.monotonic() - began)
+            time.sleep(SAMPLE_SECONDS)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    for rank, process in enumerate(processes):
+        if process.returncode:
+            raise LapFailed(f"worker {rank} ended with status {process.returncode}: {_story(folder, rank)}")
+    return sent
+
+
+def _read_report(folder: Path, rank: int) -> Report:
+    return Report(**json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")))
+
+
+def _story(folder: Path, rank: int) -> str:
+    lines = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return " / ".join(line.strip() for line in lines[-STORY_LINES:]) or "it said nothing"
+
+
+def _free_port() -> int:
+    """On loopback others may have it; in a namespace of its own nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,89 @@
+"""Snapshots: the weights of every worker along the way, and the accuracy of their mean at those moments.
+
+An averaged model exists only in thought while the workers are apart; each writes its own weights now and then, and the
+mean of what was there at a moment is evaluated after the run, off the clock.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from ..train.task import Task, evaluate
+
+TEST_SAMPLES = 2000  # of the points along the way; the last one is on all
+
+
+@dataclass(frozen=True)
+class Point:
+    """The mean of all workers at a moment."""
+
+    seconds: float
+    steps: float  # mean over workers
+    accuracy: float | None
+    loss: float
+
+
+def write_snapshot(folder: Path, rank: int, number: int, model: nn.Module, *, seconds: float, step: int) -> None:
+    path = folder / f"{rank:05d}-{number:05d}.safetensors"
+    about = {"seconds": repr(seconds), "step": str(step)}
+    safetensors.torch.save_file({"x": flat_of(model)}, str(path), metadata=about)
+
+
+def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]:
+    """At every snapshot of the first rank, the mean of the latest of all ranks."""
+    found = sorted(_read_all(folder), key=lambda snapshot: snapshot.seconds)
+    latest: dict[int, _Snapshot] = {}
+    inputs, targets = task.test.inputs[:TEST_SAMPLES], task.test.targets[:TEST_SAMPLES]
+    quick = replace(task, test=replace(task.test, inputs=inputs, targets=targets))
+    last = {rank: max(s.number for s in found if s.rank == rank) for rank in {s.rank for s in found}}
+    points: list[Point] = []
+    for snapshot in found:
+        latest[snapshot.rank] = snapshot
+        over = all(latest.get(rank) and latest[rank].number == last[rank] for rank in last)
+        if len(latest) == ranks and (snapshot.rank == 0 or over):
+            load_flat(model, torch.stack([s.x() for s in latest.values()]).mean(0))
+            accuracy, loss = evaluate(model, task if over else quick)
+            points.append(Point(snapshot.seconds, sum(s.step for s in latest.values()) / ranks, accuracy, loss))
+    return points
+
+
+def flat_of(model: nn.Module) -> Tensor:
+    """All floating-point tensors of a model as one vector."""
+    return torch.cat([t.detach().reshape(-1).float().cpu() for t in _floats(model)])
+
+
+def load_flat(model: nn.Module, flat: Tensor) -> None:
+    start = 0
+    with torch.no_grad():
+        for tensor in _floats(model):
+            tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+
+
+def _floats(model: nn.Module) -> Sequence[Tensor]:
+    return [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    rank: int
+    number: int
+    seconds: float
+    step: int
+    path: Path
+
+    def x(self) -> Tensor:
+        return safetensors.torch.load_file(str(self.path))["x"]
+
+
+def _read_all(folder: Path) -> Iterator[_Snapshot]:
+    for path in folder.glob("*.safetensors"):
+        rank, number = map(int, path.stem.split("-"))
+        with safe_open(str(path), framework="pt") as file:
+            about = file.metadata()
+        yield _Snapshot(rank, number, float(about["seconds"]), int(about["step"]), path)

@@ -1,0 +1,173 @@
+"""One worker of one run: the same loop around every contestant.
+
+    python -m offbeat.compare.worker CONFIG.json       with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun has
+
+What it saw goes to RANK.json in the folder of the run, its weights along the way to snapshots/.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..connect import join_process_group
+from ..layout import Layout
+from ..train.seed import worker_seed
+from ..train.shards import Shard
+from ..train.tasks import load_task
+from .contestant import Setup, find_contestant
+from .snapshots import write_snapshot
+
+TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that a worker must know; the same for all of them."""
+
+    contestant: str
+    folder: str
+    task: str
+    node_of: tuple[int, ...]
+    steps: int
+    model: str | None = None
+    data: str | None = None
+    learning_rate: float | None = None
+    batch: int | None = None
+    seed: int = 0
+    step_seconds: float | None = None  # emulated compute: the worker is asleep for what a step lacks of it
+    slower: dict[str, float] = field(default_factory=dict)  # rank -> factor
+    snapshots: int = 0  # of each worker, along the way
+    device: str = "cpu"
+    bf16: bool = False  # autocast
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Config":
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**record, "node_of": tuple(record["node_of"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a worker saw. Moments are of the machine's monotonic clock, the same for all its processes."""
+
+    rank: int
+    began_at: float
+    step_ends: list[float]
+    losses: list[float]
+    ended_at: float  # with the final average
+    cpu_seconds: float  # of this process, user and system, while it trained
+    waiting_share: float | None = None  # of the time of its steps; None: a rival does not tell
+    bytes_sent: int | None = None
+    strategy: dict[str, float] = field(default_factory=dict)  # what it reports of itself
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+def work(config: Config, rank: int) -> Report:
+    """Train to the end."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
+    layout = Layout(config.node_of)
+    task = load_task(
+        config.task,
+        data=Path(config.data) if config.data else None,
+        model=config.model,
+        learning_rate=config.learning_rate,
+        seed=config.seed,
+    )
+    shard = Shard(
+        samples=len(task.train), rank=rank, workers=layout.workers, batch=config.batch or task.batch, seed=config.seed
+    )
+    folder = Path(config.folder) / "snapshots"
+    join_process_group(device, TIMEOUT_SECONDS)
+    torch.manual_seed(config.seed)
+    model = task.model().to(device)
+    torch.manual_seed(worker_seed(config.seed, rank))
+    optimizer = task.optimizer(model.parameters())
+    setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [])
+    every = max(1, config.steps // config.snapshots) if config.snapshots else config.steps + 1
+    slower = config.slower.get(str(rank), 1.0)
+    ends: list[float] = []
+    losses: list[torch.Tensor] = []
+    taken = 0
+    with find_contestant(config.contestant)(model, optimizer, setup) as (module, stepper):
+        attachment = setup.attachment[0] if setup.attachment else None
+        dist.barrier()
+        began, cpu = time.monotonic(), _cpu_seconds()
+        waited_before = attachment.trace.seconds["wait"] if attachment is not None else 0.0
+        for step in range(1, config.steps + 1):
+            since = time.monotonic()
+            inputs, targets = task.train.batch(shard.indices(step - 1))
+            stepper.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
+                loss = task.loss(module(inputs.to(device)), targets.to(device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            _sleep(since, config.step_seconds, slower)
+            if attachment is not None:
+                attachment.observe(loss)
+            stepper.step()
+            losses.append(loss.detach())
+            ends.append(time.monotonic())
+            if step % every == 0:
+                write_snapshot(folder, rank, taken, model, seconds=ends[-1] - began, step=step)
+                taken += 1
+        cpu = _cpu_seconds() - cpu
+        waited = attachment.trace.seconds["wait"] - waited_before if attachment is not None else None
+    ended = time.monotonic()
+    if config.snapshots:
+        write_snapshot(folder, rank, taken, model, seconds=ended - began, step=config.steps)
+    report = Report(
+        rank=rank,
+        began_at=began,
+        step_ends=ends,
+        losses=[float(loss) for loss in losses],
+        ended_at=ended,
+        cpu_seconds=cpu,
+        waiting_share=None if waited is None else min(1.0, waited / (ends[-1] - began)),
+        bytes_sent=None if attachment is None else attachment.trace.bytes_sent,
+        strategy={} if attachment is None else attachment.strategy.report(),
+        events=[] if attachment is None else [event.as_dict() for event in list(attachment.trace.events)[-EVENTS:]],
+    )
+    dist.barrier()
+    return report
+
+
+EVENTS = 2000  # of the trace, for the timeline
+
+
+def _sleep(since: float, step_seconds: float | None, slower: float) -> None:
+    """Emulated compute: until the step has taken its time. Real compute of a slow worker: until it is slow enough."""
+    computed = time.monotonic() - since
+    wanted = (step_seconds if step_seconds is not None else computed) * slower
+    time.sleep(max(0.0, wanted - computed))
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    config, rank = Config.read(Path(sys.argv[1])), int(os.environ["RANK"])
+    report = work(config, rank)
+    path = Path(config.folder) / f"{rank}.json"
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
+    temporary.replace(path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch's and a rival's threads would still ask for the interpreter's lock
+
+
+if __name__ == "__main__":
+    main()
