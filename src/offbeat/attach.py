@@ -10,7 +10,8 @@ all workers in the model.
 """
 
 import inspect
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +27,7 @@ from .options import options_of
 from .replica import Replica, flatten
 from .strategies import make_strategy
 from .strategy import Plan, Strategy
+from .trace import Event
 
 
 @contextmanager
@@ -105,13 +107,13 @@ class Attachment:
         self.seconds = 0.0  # from the start to the final average, once that is done
         self._model, self._optimizer = model, optimizer
         self._computing_since = 0.0
-        self._acts_after_step = type(strategy).after_step is not Strategy.after_step
         self._gradients = (
             Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm, self._averages_gradients)
             if connection.gradient_group is not None
             else None
         )
-        self._hook = optimizer.register_step_post_hook(self._after_step)
+        idle = self._gradients is None and type(strategy).after_step is Strategy.after_step
+        self._hook = optimizer.register_step_post_hook(self._idle_hook() if idle else self._after_step)
 
     @property
     def rank(self) -> int:
@@ -168,11 +170,28 @@ class Attachment:
             self.replica.check(self._model)
         if self._gradients is None or self._gradients.stopped or self._averages_gradients():
             self.step += 1
-            if self._acts_after_step:
-                self.comm.run(self.strategy.after_step(self.step))
-                self._computing_since = self.comm.now()
+            self.comm.run(self.strategy.after_step(self.step))
+            self._computing_since = self.comm.now()
         # Otherwise this step's gradients were averaged for another rank that is behind, because it skipped a step:
         # for the strategy no step has gone by, or it would go on where that rank does not follow yet.
+
+    def _idle_hook(self) -> Callable[[Optimizer, Any, Any], None]:
+        """The same where there is nothing to do but to note the step, without a call: a step of a fraction of a
+        millisecond would feel each of them."""
+        clock, origin = time.perf_counter, time.perf_counter() - self.comm.now()
+        note, seconds, rank, new = self.trace.events.append, self.trace.seconds, self.rank, tuple.__new__
+
+        def after_step(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            now = clock() - origin
+            since = self._computing_since
+            note(new(Event, ("compute", "step", rank, since, now - since, 0, ())))
+            seconds["compute"] += now - since
+            self._computing_since = now
+            self.step = step = self.step + 1
+            if step & (step - 1) == 0:
+                self.replica.check(self._model)
+
+        return after_step
 
     def _step_along(self) -> None:
         needs_closure = inspect.signature(self._optimizer.step).parameters.get("closure")
