@@ -1,0 +1,175 @@
+"""compare: the same loop around every contestant, on loopback and, as root, on shaped links."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_bad_input import check_sentence
+from torch import nn
+
+from offbeat import cli
+from offbeat.compare.contest import Contest, Entry, run_contest
+from offbeat.compare.contestant import find_contestant
+from offbeat.compare.lap import Lap
+from offbeat.compare.measures import measure, seconds_to, wire_utilisation
+from offbeat.compare.snapshots import Point, curve, flat_of, load_flat, write_snapshot
+from offbeat.compare.worker import Config, Report
+from offbeat.emulate import missing
+from offbeat.errors import BadInput
+from offbeat.train.tasks import load_task
+
+RIVAL = """
+from contextlib import contextmanager
+from torch.nn.parallel import DistributedDataParallel
+
+@contextmanager
+def train(model, optimizer, setup):
+    yield DistributedDataParallel(model), optimizer
+
+@contextmanager
+def broken(model, optimizer, setup):
+    raise RuntimeError("no such luck")
+    yield
+"""
+
+
+def report(rank: int, began: float, seconds: float, steps: int) -> Report:
+    return Report(
+        rank=rank, began_at=began, step_ends=[began + seconds * (k + 1) for k in range(steps)], losses=[1.0] * steps,
+        ended_at=began + seconds * steps + 1.0, cpu_seconds=seconds * steps / 4, waiting_share=0.1,
+    )  # fmt: skip
+
+
+def lap(sent: list[tuple[float, list[int]]] | None = None, points: list[Point] | None = None) -> Lap:
+    config = Config(contestant="none", folder="", task="digits", node_of=(0, 1), steps=20)
+    return Lap(config, [report(0, 100.0, 0.1, 20), report(1, 100.0, 0.2, 20)], sent or [], points or [], 9.0)
+
+
+def test_throughput_is_the_mean_of_the_workers_without_the_first_steps() -> None:
+    found = measure(lap(), samples_per_step=4, target_accuracy=None, link=())
+    assert found.steps_per_second == pytest.approx((10 + 5) / 2)
+    assert found.seconds == pytest.approx(5.0)
+    assert found.cpu_share == pytest.approx(0.25)
+    assert (found.wire_utilisation, found.bytes_per_sample, found.accuracy) == (None, None, None)
+
+
+def test_wire_utilisation_counts_only_while_all_train() -> None:
+    # All are warm from 100.4 to 102.0; 1000 bytes/s of 2 x 1000 leave the nodes then, and a burst before and after.
+    sent = [(99.0, [0, 0]), (100.5, [9000, 0]), (101.0, [9500, 0]), (101.9, [10400, 0]), (104.0, [99999, 0])]
+    assert wire_utilisation(lap(sent), [1000.0, 1000.0]) == pytest.approx(0.5)
+
+
+def test_time_to_a_target_is_that_of_the_first_point_that_has_it() -> None:
+    points = [Point(1.0, 5, 0.5, 1.0), Point(2.0, 10, 0.8, 0.5), Point(3.0, 15, 0.7, 0.5)]
+    assert seconds_to(lap(points=points), 0.75) == 2.0
+    assert seconds_to(lap(points=points), 0.9) is None
+
+
+def test_the_curve_is_that_of_the_mean_of_the_latest_snapshots(tmp_path: Path) -> None:
+    task = load_task("digits", seed=0)
+    model = task.model()
+    good = flat_of(model)
+    for rank, sign in ((0, 1.0), (1, -1.0)):  # their noise cancels in the mean
+        other = task.model()
+        load_flat(other, good + sign * 0.5)
+        write_snapshot(tmp_path, rank, 0, other, seconds=1.0 + rank, step=7)
+        load_flat(other, good)
+        write_snapshot(tmp_path, rank, 1, other, seconds=3.0 + rank, step=9)
+    load_flat(model, good)
+    scratch = task.model()
+    points = curve(tmp_path, task, scratch, 2)
+    assert [(point.seconds, point.steps) for point in points] == [(3.0, 8.0), (4.0, 9.0)]
+    torch.testing.assert_close(flat_of(scratch), good, rtol=0, atol=1e-6)
+
+
+def test_a_contest_is_interleaved_and_has_the_baseline_in_each_repeat() -> None:
+    contest = Contest(strategies=("lasgd", "ddp"), links=("1mbit", "2mbit"), repeats=2)
+    entries = list(contest.entries())
+    assert [entry.strategy for entry in entries] == ["none", "lasgd", "ddp"] * 4
+    assert [entry.repeat for entry in entries] == [0] * 6 + [1] * 6
+
+
+@pytest.mark.timeout(120)
+def test_contestants_on_loopback(tmp_path: Path) -> None:
+    (tmp_path / "rival.py").write_text(RIVAL)
+    rival, broken = f"{tmp_path}/rival.py:train", f"{tmp_path}/rival.py:broken"
+    contest = Contest(
+        strategies=("lasgd", rival, broken), links=(None,), workers=(2,), steps=40, step_seconds=0.01, snapshots=4,
+        target_accuracy=0.5,
+    )  # fmt: skip
+    outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    found = {outcome.entry.strategy: outcome for outcome in outcomes}
+    assert found["none"].throughput_share == 1.0
+    for name in ("lasgd", rival):
+        outcome = found[name]
+        assert outcome.failure is None
+        assert outcome.measures is not None
+        assert outcome.measures.accuracy is not None
+        assert outcome.measures.accuracy > 0.7
+        assert outcome.measures.seconds_to_target is not None
+        assert outcome.throughput_share is not None
+    assert found["lasgd"].measures.waiting_share is not None  # type: ignore[union-attr]
+    assert found[rival].measures.waiting_share is None  # type: ignore[union-attr]
+    failure = found[broken].failure
+    assert failure is not None
+    assert "no such luck" in failure, "a rival that cannot run is listed with the reason"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_the_command_on_shaped_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = "compare --strategies lasgd --workers 2 --link 20mbit --steps 40 --step-seconds 0.02 --json - --quiet"
+    monkeypatch.setattr("sys.argv", ["offbeat", *command.split(), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    record = json.loads(capfd.readouterr().out)
+    assert [run["strategy"] for run in record["runs"]] == ["none", "lasgd"]
+    none, lasgd = record["runs"]
+    assert none["wire_utilisation"] < 0.05
+    assert 0.1 < lasgd["wire_utilisation"] <= 1.1
+    assert {"throughput_share", "seconds_to_target", "accuracy"} <= set(lasgd)
+    assert record["compute"] == "emulated, 0.02 s a step"
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["runs"] == record["runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--strategies lasgdd", r"did you mean 'lasgd'"),
+        ("--strategies nowhere.py:train", r"nowhere.py is not there"),
+        ("--link fast", r"'fast' is not a rate"),
+        ("--workers 2 --nodes 3", r"3 nodes are more than 2 workers"),
+        ("--repeats 0", r"--repeats 0 .* at least 1"),
+        ("--steps 5 --epochs 2", r"contradict each other"),
+        ("--step-seconds -1", r"--step-seconds -1.0 does not fit"),
+        ("--target-accuracy 90", r"--target-accuracy 90.* at most 1"),
+        ("--straggler 9:2", r"--straggler 9:2 does not fit"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["offbeat", "compare", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    check_sentence(err, words)
+
+
+def test_a_rival_without_that_function_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rival.py").write_text(RIVAL)
+    with pytest.raises(BadInput, match="has no function nothing: choose among"):
+        find_contestant(f"{tmp_path}/rival.py:nothing")
+
+
+def test_flat_and_back() -> None:
+    one, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    one(torch.randn(8, 4))
+    load_flat(other, flat_of(one))
+    assert torch.equal(one.running_mean, other.running_mean)  # type: ignore[arg-type]
+    assert str(Entry("ddp", None, 4, 0)) == "ddp on 4 workers, loopback, repeat 0"
