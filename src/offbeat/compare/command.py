@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,12 +101,19 @@ def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[s
             "processor": platform.machine(),
             "gpu": torch.cuda.get_device_name(0) if contest.device == "cuda" else None,
         },
-        "versions": {"offbeat": version("offbeat"), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"offbeat": own_version(), "torch": torch.__version__, "python": platform.python_version()},
         "compute": contest.compute,
         "task": contest.task,
         "target_accuracy": contest.target_accuracy,
         "runs": [as_record(outcome) for outcome in outcomes],
     }
+
+
+def own_version() -> str:
+    try:
+        return version("offbeat")
+    except PackageNotFoundError:  # run from its sources
+        return "not installed"
 
 
 def _cpus() -> set[int]:
