@@ -430,7 +430,7 @@ EDGES = {
         ("below.txt", r"line 1 of below.txt, '0 -1', is no edge"),
         ("ring --workers 0", r"0 workers joins nobody: give at least 1"),
         ("ring --workers -3", r"-3 workers"),
-        ("ring --rate 0", r"rate=0.0 does not fit: .* above 0"),
+        ("ring --rate 0", r"rate=0.0 does not fit: .* at least 1e-06"),
         ("ring --rate -1", r"rate=-1.0"),
         ("ring --rate nan", r"rate=nan"),
         ("ring --rate inf", r"rate=inf .* finite"),
