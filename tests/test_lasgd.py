@@ -49,7 +49,7 @@ def test_nobody_waits_while_the_average_is_in_flight() -> None:
         assert 4.9 < status.delay <= 5.0  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("steps_per_average", "fragments"), [(0.5, 1), (4.5, 9), (9.0, 18)])
+@pytest.mark.parametrize(("steps_per_average", "fragments"), [(0.4, 1), (0.9, 2), (4.5, 9), (9.0, 18)])
 def test_fragments_are_chosen_from_the_wire_and_the_step_time(steps_per_average: float, fragments: int) -> None:
     done = on_a_wire_of(steps_per_average, "lasgd")
     for status in done.statuses:

@@ -199,7 +199,7 @@ class LASGD(Strategy):
             self._cut(self._fragments_for(self._step_seconds.result().item()))
 
     def _fragments_for(self, step_seconds: float) -> int:
-        if not self._wire_seconds > step_seconds > 0:
+        if not PARTS_PER_STEP * self._wire_seconds > step_seconds > 0:
             return 1
         numbers = sum(flat.numel() for flat in self.replica.flats)
         longest = min(MOST_FRAGMENTS, numbers, int(self._wire_seconds / (FEWEST_LATENCIES * self._latency)))
