@@ -86,40 +86,44 @@ class Letter:
         self._reference = x.clone() if wire != x.dtype and wire.itemsize <= x.dtype.itemsize else None
         if self._reference is None:
             wire = x.dtype
-        self._sent, self._mean = (torch.zeros(len(x) + 1, dtype=wire, device=x.device) for _ in range(2))
+        self._out, self._in = (torch.zeros(len(x) + 1, dtype=wire, device=x.device) for _ in range(2))
+        self._sent, self._mean = self._out[:-1], self._in[:-1]
+        self._says_training = False
 
     def send(self, comm: Comm, ranks: Ranks, training: bool) -> Work[Tensor]:
         if self._reference is None:
-            self._sent[:-1].copy_(self._x)
+            self._sent.copy_(self._x)
         else:
-            subtract_(self._x, self._reference, out=self._sent[:-1])
-        self._sent[-1] = float(training)
-        return comm.average(self._sent, ranks, out=self._mean)
+            subtract_(self._x, self._reference, out=self._sent)
+        if training != self._says_training:  # once or twice in a run: it is a kernel of its own
+            self._out[-1] = float(training)
+            self._says_training = training
+        return comm.average(self._out, ranks, out=self._in)
 
     def relay(self, comm: Comm, source: int, ranks: Ranks) -> Work[Tensor]:
-        return comm.broadcast(self._mean, source, ranks, out=self._mean)
+        return comm.broadcast(self._in, source, ranks, out=self._in)
 
     @property
     def some_train(self) -> bool:
-        return bool(self._mean[-1] > 0)
+        return bool(self._in[-1] > 0)
 
     def merge(self) -> None:
         if self._reference is None:
-            add_difference_(self._x, self._mean[:-1], self._sent[:-1])
+            add_difference_(self._x, self._mean, self._sent)
         else:  # one after the other: their difference would be rounded to the wire's dtype again
-            self._x.add_(self._mean[:-1]).sub_(self._sent[:-1])
-            self._reference.add_(self._mean[:-1])
+            self._x.add_(self._mean).sub_(self._sent)
+            self._reference.add_(self._mean)
 
     def adopt(self) -> None:
         if self._reference is None:
-            self._x.copy_(self._mean[:-1])
+            self._x.copy_(self._mean)
         else:
-            self._reference.add_(self._mean[:-1])
+            self._reference.add_(self._mean)
             self._x.copy_(self._reference)
 
     def approach(self, weight: float) -> None:
         """Nothing moves, to the last bit, where the mean is x already."""
         if self._reference is None:
-            self._x.lerp_(self._mean[:-1], weight)
+            self._x.lerp_(self._mean, weight)
         else:
-            self._x.lerp_(self._reference.add_(self._mean[:-1]), weight)
+            self._x.lerp_(self._reference.add_(self._mean), weight)
