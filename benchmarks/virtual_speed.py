@@ -91,11 +91,14 @@ def timing_only(workers: int, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="of torch, for the bare loop too (default: 1)")
+    parser.add_argument("--threads", type=int, help="of torch, for the bare loop too (default: torch's own choice)")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)  # two that share cores with others stall each other
-    record: dict[str, Any] = {"threads": arguments.threads, "torch": torch.__version__}
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} {'thread' if threads == 1 else 'threads'}")
+    record: dict[str, Any] = {"threads": threads, "torch": torch.__version__}
 
     for name, task, batch, steps in (
         ("digits mlp", load_task("digits", seed=0), 16, 60),

@@ -188,7 +188,7 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def in_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Tensors of one length side by side, in pieces: small enough for a cache, or for a temporary on a GPU."""
     size = CHUNK if tensors[0].device.type == "cpu" else GPU_CHUNK
-    if len(tensors[0]) <= size:
+    if tensors[0].numel() <= size:
         yield tensors
     else:
         yield from zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)

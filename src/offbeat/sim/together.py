@@ -104,8 +104,8 @@ class Together:
 
     def apply(self, ranks: Ranks, sources: Ranks) -> None:
         assert self._gradients is not None, "no worker of the group has computed a gradient"
-        mean = self._gradients[torch.tensor(sources)].mean(0)
-        self._step(ranks, mean.expand(len(ranks), -1))
+        theirs = self._gradients if len(sources) == self._workers else self._gradients[torch.tensor(sources)]
+        self._step(ranks, theirs.mean(0).expand(len(ranks), -1))
 
     def mean_model(self) -> nn.Module:
         mean_model_(self._base, self.replicas)
@@ -127,9 +127,12 @@ class Together:
         if all(alone):
             self._step(ranks, gradients)
             return
-        if self._gradients is None:
-            self._gradients = torch.zeros_like(self._rows)
-        self._gradients[torch.tensor(ranks)] = gradients
+        if len(ranks) == self._workers:
+            self._gradients = gradients
+        else:
+            if self._gradients is None:
+                self._gradients = torch.zeros_like(self._rows)
+            self._gradients[torch.tensor(ranks)] = gradients
         if any(alone):
             chosen = torch.tensor(alone)
             self._step([rank for rank, is_alone in zip(ranks, alone, strict=True) if is_alone], gradients[chosen])

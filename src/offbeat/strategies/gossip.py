@@ -11,7 +11,7 @@ says how many those were. x travels in fragments, each snapshot taken when its t
 import math
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -55,7 +55,7 @@ class Gossip(Strategy):
         yield from super().start(replica, comm)
         count = self.fragments or min(MOST_FRAGMENTS, math.ceil(replica.nbytes / FRAGMENT_NBYTES))
         self._sections = [self.section(piece) for fragment in replica.fragments(count) for piece in fragment]
-        self._scratch: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}  # for what comes, by place in flight
+        share_buffers(self._sections)
         self._turn = 0  # of the section that is exchanged next
         self._used, self._fresh = 0, 1  # sections exchanged since the last boundary; renewed at each boundary
         self._whole = self._graph = neighbours(self.topology, comm.layout.workers)
@@ -146,8 +146,7 @@ class Gossip(Strategy):
                 self._turn = index
                 section.in_flight = True
                 section.mix(self.steps_gone_by())
-                theirs = self._buffer_for(section.x, index % IN_FLIGHT)
-                in_flight.append((section, self.comm.swap(section.x, peer, out=theirs)))
+                in_flight.append((section, self.comm.swap(section.x, peer, out=section.theirs)))
                 while len(in_flight) == IN_FLIGHT or (in_flight and index + 1 == len(self._sections)):
                     oldest, work = in_flight.popleft()
                     received = yield work
@@ -160,13 +159,6 @@ class Gossip(Strategy):
         self._turn = 0
         self.exchanges += 1
 
-    def _buffer_for(self, x: Tensor, place: int) -> Tensor:
-        """For what comes, at one of the places in flight; all sections of a dtype share them."""
-        kind = (x.dtype, x.device, place)
-        if kind not in self._scratch:
-            self._scratch[kind] = x.new_empty(max(len(section.x) for section in self._sections))
-        return self._scratch[kind][: len(x)]
-
 
 class Section:
     """A part of x as the exchanges see it. They work on a record of their own, taken at a step boundary, because the
@@ -177,7 +169,8 @@ class Section:
     def __init__(self, weights: Tensor) -> None:
         self.weights = weights
         self.x = weights.clone()
-        self._added = torch.zeros_like(weights)
+        self.theirs = weights.new_empty(0)  # where what comes is put
+        self._added = torch.zeros_like(weights)  # since the last boundary, if touched
         self._touched = False
         self.in_flight = False  # then the record must stay as it is
 
@@ -185,7 +178,6 @@ class Section:
         """At a boundary: the weights get what exchanges have added."""
         if self._touched:
             self.weights.add_(self._added)
-            self._added.zero_()
             self._touched = False
 
     def renew(self) -> None:
@@ -202,8 +194,21 @@ class Section:
 
     def add(self, change: Tensor, times: float) -> None:
         self.x.add_(change, alpha=times)
-        self._added.add_(change, alpha=times)
-        self._touched = True
+        if self._touched:
+            self._added.add_(change, alpha=times)
+        else:
+            torch.mul(change, times, out=self._added)
+            self._touched = True
 
     def end(self) -> None:
         """After the last exchange, before the exact average of all."""
+
+
+def share_buffers(sections: Sequence[Section]) -> None:
+    """What comes needs a buffer for as long as it is in flight: those of a dtype share as many as can be so at once."""
+    buffers: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
+    for index, section in enumerate(sections):
+        x, kind = section.x, (section.x.dtype, section.x.device, index % IN_FLIGHT)
+        if kind not in buffers:
+            buffers[kind] = x.new_empty(max(len(section.x) for section in sections))
+        section.theirs = buffers[kind][: len(x)]
