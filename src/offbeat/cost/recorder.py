@@ -1,0 +1,300 @@
+"""Recorder: sees every operation of a step on its way to the kernels, and writes it down.
+
+It sits above FakeTensorMode, which answers with shapes, strides and types instead of numbers:
+
+    model, loss, optimizer  ->  autograd  ->  Recorder  ->  FakeTensorMode
+
+Fake tensors live and die as real ones would, so the recorder also counts the bytes that are alive.
+"""
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from .kernel import Argument, Kernel, Ref, Scalar, Spec
+from .kinds import kind_of
+from .op import LOSS, OPTIMIZER, Op, Phase
+
+_NOTHING = ("lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.memory_format, torch.layout)
+_CONVOLUTION_PARTS = ("input", "weight", "bias")
+# What each gradient of a convolution is computed from, by argument; the others are there for their shapes.
+_CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_output", "input"), "bias": ("grad_output",)}
+
+
+class Recorder(TorchDispatchMode):
+    """Collects `ops` while it is entered; `phase` says what the step is doing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.phase: Phase = "forward"
+        self.failed_in: str | None = None  # the path of the operation that raised
+        self.alive = Alive()
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._paths = Paths()
+        self._calls: list[tuple[Kernel, Phase, str]] = []
+        self._completed: dict[int, list[str]] = {}  # by index of the operation
+        self._makers: dict[int, int] = {}  # storage -> index of the operation that wrote it last
+        self._model = model
+
+    @property
+    def ops(self) -> list[Op]:
+        return [
+            Op(kernel, phase, path, tuple(self._completed.get(index, ())))
+            for index, (kernel, phase, path) in enumerate(self._calls)
+        ]
+
+    @property
+    def path(self) -> str:
+        """The module that is being run, or whose forward is being undone."""
+        if self.phase == "optimizer":
+            return OPTIMIZER
+        node = torch._C._current_autograd_node()
+        if node is None or self._paths.inside:  # in backward, inside: an activation that is computed again
+            return self._paths.now
+        variable = getattr(node, "variable", None)  # of an AccumulateGrad: the parameter
+        if variable is not None:
+            return self._names.get(id(variable), "").rpartition(".")[0]
+        return self._paths.at(node._sequence_nr())
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Follow the model's modules and gradients."""
+        handles: list[RemovableHandle] = []
+        for path, module in self._model.named_modules():
+            handles += self._paths.follow(path, module)
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                handles.append(parameter.register_post_accumulate_grad_hook(self._completion_of(name)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _completion_of(self, name: str) -> Callable[[Tensor], None]:
+        def complete(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            maker = self._makers.get(_storage(parameter.grad), len(self._calls) - 1)
+            self._completed.setdefault(maker, []).append(name)
+
+        return complete
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            if self.phase == "optimizer" and isinstance(error, DataDependentOutputException):
+                return 1.0  # a step counter, say: no optimizer of torch chooses its kernels by such a value
+            self.failed_in = self.path
+            raise
+        if func.namespace in ("prim", "prims", "profiler"):
+            return result
+        outputs = [value for value in _flat(result) if isinstance(value, Tensor)]
+        self._record(func, args, kwargs, outputs)
+        for tensor in outputs:
+            self.alive.add(tensor)
+        return result
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
+        call = Arguments(func, args, kwargs)
+        before = {_storage(tensor) for tensor in call.tensors}
+        fresh = [tensor for tensor in outputs if _storage(tensor) not in before]
+        if func._schema.name.partition("::")[2] in _NOTHING:
+            for tensor in fresh:
+                self._makers.pop(_storage(tensor), None)
+            return
+        if not fresh and not call.written:
+            return  # a view, or a question about a tensor
+        if not any(tensor.numel() for tensor in (*fresh, *(call.tensors[i] for i in call.written))):
+            return
+        path = self.path
+        if func is torch.ops.aten.convolution_backward.default:
+            for part, made in zip(_CONVOLUTION_PARTS, _gradients(outputs, call.value("output_mask")), strict=True):
+                if made is not None:
+                    self._append(_convolution_gradient(call, part, made), path, [made])
+            return
+        kernel = Kernel(
+            name=_name(func),
+            kind=kind_of(func),
+            inputs=tuple(map(spec_of, call.tensors)),
+            outputs=tuple(map(spec_of, fresh)),
+            written=call.written,
+            arguments=call.named,
+        )
+        self._append(kernel, path, [*fresh, *(call.tensors[i] for i in call.written)])
+
+    def _append(self, kernel: Kernel, path: str, made: Iterable[Tensor]) -> None:
+        for tensor in made:
+            self._makers[_storage(tensor)] = len(self._calls)
+        self._calls.append((kernel, self.phase, path))
+
+
+class Paths:
+    """Which module runs now, and which one made a node of the autograd graph.
+
+    Nodes are numbered in the order they are made, so it is enough to note the number at which each module was entered
+    or left: this also finds the module of a node that no tensor hook could reach.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._numbers: list[int] = [0]
+        self._changes: list[str] = [LOSS]
+
+    @property
+    def inside(self) -> bool:
+        return bool(self._stack)
+
+    @property
+    def now(self) -> str:
+        return self._stack[-1] if self._stack else LOSS  # outside of the model there is only the loss
+
+    def at(self, number: int) -> str:
+        return self._changes[bisect_right(self._numbers, number) - 1]
+
+    def follow(self, path: str, module: nn.Module) -> Sequence[RemovableHandle]:
+        def enter(_module: nn.Module, _inputs: Any) -> None:
+            self._stack.append(path)
+            self._note()
+
+        def leave(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+            self._stack.pop()
+            self._note()
+
+        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
+
+    def _note(self) -> None:
+        self._numbers.append(torch.autograd._get_sequence_nr())
+        self._changes.append(self.now)
+
+
+class Alive:
+    """Bytes of the storages that are alive, and the most there ever were."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage, once, until it dies."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self.nbytes += storage.nbytes()
+        self.peak = max(self.peak, self.nbytes)
+        weakref.finalize(storage, self._free, key).atexit = False
+
+    def _free(self, key: int) -> None:
+        self.nbytes -= self._sizes.pop(key)
+
+
+class Arguments:
+    """The arguments of a call by the names its schema gives them, each tensor kept once."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tensors: list[Tensor] = []
+        self._places: dict[object, int] = {}
+        only_reshapes = torch.Tag.inplace_view in func.tags  # t_(): changes a tensor's shape, not its numbers
+        is_power = "pow" in func._schema.name  # x ** 2 has a kernel of its own
+        written: set[int] = set()
+        named: list[tuple[str, Argument]] = []
+        for position, argument in enumerate(func._schema.arguments):
+            if position < len(args):
+                value = args[position]
+            elif argument.name in kwargs:
+                value = kwargs[argument.name]
+            else:
+                value = argument.default_value
+            kept = self._keep(value)
+            if str(argument.type) == "number" and isinstance(kept, (bool, int, float, complex)) and not is_power:
+                kept = Scalar(kept)
+            named.append((argument.name, kept))
+            # Fused optimizers may unscale gradients in place, and declare so, but do not without a GradScaler.
+            writes = argument.alias_info is not None and argument.alias_info.is_write and not only_reshapes
+            if writes and argument.name != "grads":
+                written.update(ref.index for ref in _flat(kept) if isinstance(ref, Ref))
+        self.named = tuple(named)
+        self.written = tuple(sorted(written))
+
+    def value(self, name: str) -> Argument:
+        return dict(self.named)[name]
+
+    def _keep(self, value: Any) -> Argument:
+        if isinstance(value, Tensor):
+            key = _storage(value), value.storage_offset(), value.shape, value.stride(), value.dtype
+            if key not in self._places:
+                self._places[key] = len(self.tensors)
+                self.tensors.append(value)
+            return Ref(self._places[key])
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._keep, value))
+        return value if isinstance(value, _PLAIN) else None  # a device or a generator: the caller's to choose
+
+
+def spec_of(tensor: Tensor) -> Spec:
+    """A tensor without its values."""
+    strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+    return Spec(tuple(tensor.shape), tensor.dtype, strides)
+
+
+def _convolution_gradient(call: Arguments, part: str, made: Tensor) -> Kernel:
+    """One of the three kernels that `convolution_backward` stands for, with the inputs that this one reads."""
+    reads = _CONVOLUTION_READS[part]
+    places = {name: Ref(place) for place, name in enumerate(reads)}
+    tensors = dict(call.named)
+    inputs = []
+    for name in reads:
+        ref = tensors[name]
+        assert isinstance(ref, Ref)
+        inputs.append(spec_of(call.tensors[ref.index]))
+    return Kernel(
+        name="aten::convolution_backward.default",
+        kind="convolution",
+        inputs=tuple(inputs),
+        outputs=(spec_of(made),),
+        part=part,
+        arguments=tuple(
+            (name, places.get(name) if isinstance(value, Ref) else value)
+            for name, value in call.named
+            if name != "output_mask"
+        ),
+    )
+
+
+def _gradients(outputs: list[Tensor], wanted: Argument) -> list[Tensor | None]:
+    """The three gradients of a convolution, None where it was not asked for."""
+    assert isinstance(wanted, tuple)
+    made = iter(outputs)
+    return [next(made) if want else None for want in wanted]
+
+
+def _name(func: Any) -> str:
+    return f"{func._schema.name}.{func._overloadname}"
+
+
+def _storage(tensor: Tensor) -> int:
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value

@@ -1,0 +1,77 @@
+"""Roofline: the time of a kernel on a device of which only the speeds are known.
+
+    t = t_launch + max(flops / (F e_c), bytes / (B e_m))
+
+F is the device's FLOP/s in the kernel's type, B its bytes/s; e_c and e_m are the shares of these that large kernels
+reach. Products of matrices run at F; all else at the vector units' rate, whatever the type.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+
+from ..errors import BadInput
+from .counts import bytes_of, flops_of
+from .kernel import Kernel
+
+MATRIX_KINDS = ("matmul", "convolution", "attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What a data sheet says of a device."""
+
+    name: str
+    flops_per_second: Mapping[torch.dtype, float]  # of matrix products; float32 must be there
+    vector_flops_per_second: float | None = None  # of everything else; None: as matrix products in float32
+    bytes_per_second: float  # of its memory
+    launch_seconds: float  # from one kernel's end to the next one's start
+    memory_bytes: int
+    compute_efficiency: float = 1.0  # e_c: 1 where the rates above were measured
+    memory_efficiency: float = 1.0  # e_m
+
+    def __post_init__(self) -> None:
+        if torch.float32 not in self.flops_per_second:
+            raise BadInput(f"device {self.name} has no FLOP/s for float32, which every training step needs: give them")
+        rates = {
+            **{f"FLOP/s in {dtype}": rate for dtype, rate in self.flops_per_second.items()},
+            "FLOP/s of vectors": 1.0 if self.vector_flops_per_second is None else self.vector_flops_per_second,
+            "bytes/s": self.bytes_per_second,
+            "bytes of memory": self.memory_bytes,
+        }
+        for what, value in rates.items():
+            if not (isfinite(value) and value > 0):
+                raise BadInput(f"{what} of device {self.name} cannot be {value}: give a number above 0")
+        if not (isfinite(self.launch_seconds) and self.launch_seconds >= 0):
+            raise BadInput(f"launch seconds of device {self.name} cannot be {self.launch_seconds}: give 0 or more")
+        for efficiency in (self.compute_efficiency, self.memory_efficiency):
+            if not 0 < efficiency <= 1:
+                raise BadInput(f"an efficiency of device {self.name} cannot be {efficiency}: give a share in (0, 1]")
+
+    def flops_rate(self, kernel: Kernel) -> float:
+        """FLOP/s for this kernel; a type that the device was not measured in runs as float32."""
+        if kernel.kind in MATRIX_KINDS:
+            return self.flops_per_second.get(kernel.dtype, self.flops_per_second[torch.float32])
+        return self.vector_flops_per_second or self.flops_per_second[torch.float32]
+
+
+def compute_seconds(kernel: Kernel, device: Device) -> float:
+    """Seconds that the arithmetic alone takes."""
+    return flops_of(kernel) / (device.flops_rate(kernel) * device.compute_efficiency)
+
+
+def memory_seconds(kernel: Kernel, device: Device) -> float:
+    """Seconds that reading and writing alone takes."""
+    return bytes_of(kernel) / (device.bytes_per_second * device.memory_efficiency)
+
+
+def op_seconds(kernel: Kernel, device: Device) -> float:
+    """Seconds of one call."""
+    return device.launch_seconds + max(compute_seconds(kernel, device), memory_seconds(kernel, device))
+
+
+def memory_bound(kernel: Kernel, device: Device) -> bool:
+    """Whether memory, not arithmetic, sets the kernel's time."""
+    return memory_seconds(kernel, device) > compute_seconds(kernel, device)
