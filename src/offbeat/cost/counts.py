@@ -43,6 +43,8 @@ def flops_of(kernel: Kernel) -> int:
             return _convolution(kernel)
         case "attention":
             return _attention(kernel)
+        case "recurrent":
+            return _recurrent(kernel)
         case "pool":
             window = kernel.argument("kernel_size") if "kernel_size" in dict(kernel.arguments) else ()
             return _largest((kernel.outputs or kernel.inputs)[:1]) * (prod(window) if isinstance(window, tuple) else 1)
@@ -123,6 +125,13 @@ def _attention(kernel: Kernel) -> int:
     narrow, wide = q.shape[-1], v.shape[-1]  # the width that scores are made of, and that of what is mixed
     products = 3 * narrow + 2 * wide if "backward" in kernel.operator else narrow + wide
     return 2 * heads * pairs * products
+
+
+def _recurrent(kernel: Kernel) -> int:
+    """Every weight meets every position of every sequence once; in backward twice."""
+    x, *rest = kernel.inputs
+    weights = sum(spec.numel for spec in rest if len(spec.shape) == 2)
+    return (4 if "backward" in kernel.operator else 2) * prod(x.shape[:-1]) * weights
 
 
 def _causal_pairs(rows: int, columns: int) -> int:

@@ -36,8 +36,9 @@ def fake_model(model: Model, mode: FakeTensorMode) -> nn.Module:
 
 
 def fake_tensors(values: Any, mode: FakeTensorMode) -> Any:
-    """The same structure of tuples, lists and dicts with a fake tensor for each tensor."""
-    return tree_map_only(Tensor, lambda tensor: fake_tensor(tensor, mode), values)
+    """The same structure of tuples, lists and dicts with a fake tensor for each tensor, one for each that is shared."""
+    fakes: dict[int, Tensor] = {}
+    return tree_map_only(Tensor, lambda tensor: fakes.setdefault(id(tensor), fake_tensor(tensor, mode)), values)
 
 
 def fake_tensor(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -65,7 +66,7 @@ def _parameters_become_fake(mode: FakeTensorMode) -> Iterator[None]:
             parameter = nn.Parameter(fake_tensor(parameter, mode), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_fake  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_fake  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

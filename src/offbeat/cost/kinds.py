@@ -14,8 +14,9 @@ _PATTERNS = [
         ("convolution", r".*convolution(_overrideable)?|_slow_conv.*|.*conv_depthwise.*"),
         ("attention", r".*(scaled_dot_product|flash|efficient).*attention.*"),
         ("batch_norm", r".*batch_norm.*"),
-        ("row_norm", r".*(layer_norm|group_norm|rms_norm).*"),
-        ("softmax", r"_(log_)?softmax(_data)?|_(log_)?softmax_backward_data|_masked_softmax"),
+        ("row_norm", r".*(layer_norm|group_norm|rms_norm|weight_norm).*"),
+        ("recurrent", r".*_rnn(_layer)?"),
+        ("softmax", r"_safe_softmax|_(log_)?softmax(_data)?|_(log_)?softmax_backward_data|_masked_softmax"),
         ("pool", r".*(pool\d?d?|upsample).*"),
         ("gather", r"embedding|index|index_select|gather|take|take_along_dim|nll_loss\d?d?_forward|_unsafe_index"),
         ("scatter", r"embedding_dense|_?(unsafe_)?index_put(_impl)?|scatter.*|index_add|index_copy|nll_loss\d?d?"
@@ -26,11 +27,13 @@ _PATTERNS = [
                  r"|slice_scatter|select_scatter|unfold|col2im|im2col|reflection_pad.*|replication_pad.*"),
         ("reduction", r"sum|mean|amax|amin|max|min|prod|var|var_mean|std|std_mean|argmax|argmin|any|all|norm|cum.*"
                       r"|linalg_vector_norm|logsumexp|nansum|count_nonzero|aminmax|_fused_moving_avg.*"),
+        ("elementwise", r"hardswish|glu|log_sigmoid(_forward)?|_prelu_kernel|rrelu_with_noise|_masked_scale"
+                        r"|(mse|huber|smooth_l1|soft_margin)_loss|binary_cross_entropy.*"),  # torch does not tag these
         ("sort", r"sort|topk|argsort|unique.*|_unique2|kthvalue|median|searchsorted"),
     )
 ]  # fmt: skip
 
-KINDS = (*(kind for kind, _ in _PATTERNS), "elementwise", "other")
+KINDS = (*(kind for kind, _ in _PATTERNS), "other")
 
 
 def kind_of(operator: torch._ops.OpOverload) -> str:

@@ -30,11 +30,11 @@ _CONVOLUTION_PARTS = ("input", "weight", "bias")
 _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_output", "input"), "bias": ("grad_output",)}
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects `ops` while it is entered; `phase` says what the step is doing."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase: Phase = "forward"
         self.failed_in: str | None = None  # the path of the operation that raised
         self.alive = Alive()
@@ -73,7 +73,8 @@ class Recorder(TorchDispatchMode):
             handles += self._paths.follow(path, module)
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(self._completion_of(name)))
+                hook = self._completion_of(name)
+                handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
@@ -176,7 +177,7 @@ class Paths:
         return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
 
     def _note(self) -> None:
-        self._numbers.append(torch.autograd._get_sequence_nr())
+        self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._changes.append(self.now)
 
 

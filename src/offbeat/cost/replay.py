@@ -5,39 +5,52 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from .kernel import Argument, Kernel, Ref, Scalar, Spec
 
 # Arguments of integers that are places in another argument: they must stay below its size along a dimension.
 _PLACES = {"indices": ("weight", 0), "target": ("self", -1), "index": ("self", 0)}
-_PARTS = ("input", "weight", "bias")
+# torch's fake norms give their statistics the type of the input; real ones that of the weights.
+_STATISTICS = {"save_mean", "save_invstd", "mean", "rstd"}
 
 
 def replay(kernel: Kernel, device: torch.device | str = "cpu", seed: int = 0) -> Callable[[], Any]:
     """A function that makes the call; its tensors are drawn here, once, so that only the kernel is timed."""
+    device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     tensors = [_draw(spec, _bound(kernel, index), generator).to(device) for index, spec in enumerate(kernel.inputs)]
+    values = {name: _value(value, tensors) for name, value in kernel.arguments}
+    if kernel.kind == "attention" and device.type != "cpu":
+        return _attention(kernel, values)
+    if kernel.part == "bias":  # as the libraries do it
+        gradient: Tensor = values["grad_output"]
+        return lambda: gradient.sum([i for i in range(gradient.dim()) if i != 1])
+    if kernel.part:
+        values[kernel.part] = _empty(kernel.outputs[0], device)  # for its shape
+        values["output_mask"] = [part == kernel.part for part in ("input", "weight", "bias")]
+    if kernel.kind in ("batch_norm", "row_norm") and kernel.tensor("weight"):
+        for name in _STATISTICS & values.keys():
+            values[name] = values[name].to(values["weight"].dtype)
+    if "device" in values:
+        values["device"] = device
     library, _, name = kernel.name.partition("::")
     operator, _, overload = name.partition(".")
     call = getattr(getattr(getattr(torch.ops, library), operator), overload)
-    values = {name: _value(value, tensors) for name, value in kernel.arguments}
-    if kernel.part:
-        values |= _rest_of_convolution(kernel, device)
-    if "device" in values:
-        values["device"] = torch.device(device)
-    positional = [values[a.name] for a in call._schema.arguments if not a.kwarg_only]
-    named = {a.name: values[a.name] for a in call._schema.arguments if a.kwarg_only}
+    positional = [values[argument.name] for argument in call._schema.arguments if not argument.kwarg_only]
+    named = {argument.name: values[argument.name] for argument in call._schema.arguments if argument.kwarg_only}
     return lambda: call(*positional, **named)
 
 
-def _rest_of_convolution(kernel: Kernel, device: torch.device | str) -> dict[str, Any]:
-    """What the call wants to see, for its shape, beside what this part of it reads."""
-    made = {kernel.part: _empty(kernel.outputs[0], device)} if kernel.part != "bias" else {}
-    gradient = kernel.tensor("grad_output")
-    assert gradient is not None
-    if kernel.part == "bias":  # any convolution with that gradient and one channel per group does
-        raise NotImplementedError("the gradient of a convolution's bias is a sum: time aten::sum.dim_IntList instead")
-    return {**made, "output_mask": [part == kernel.part for part in _PARTS]}
+def _attention(kernel: Kernel, values: dict[str, Any]) -> Callable[[], Any]:
+    """By the public function, so that another device than the traced one chooses its own kernel."""
+    options: dict[str, Any] = {name: values.get(name) for name in ("attn_mask", "scale", "is_causal")}
+    parts = tuple(values[name] for name in ("query", "key", "value"))
+    if "backward" not in kernel.operator:
+        return lambda: scaled_dot_product_attention(*parts, **options)
+    parts = tuple(part.requires_grad_() for part in parts)
+    out, gradient = scaled_dot_product_attention(*parts, **options), values["grad_out"]
+    return lambda: torch.autograd.grad(out, parts, gradient, retain_graph=True)
 
 
 def _value(value: Argument, tensors: list[Tensor]) -> Any:
@@ -71,12 +84,11 @@ def _draw(spec: Spec, bound: int, generator: torch.Generator) -> Tensor:
         values = torch.randint(bound, spec.shape, generator=generator).to(spec.dtype)
     if spec.strides is None:
         return values
-    if 0 in spec.strides:
-        kept = [slice(None) if stride else slice(1) for stride in spec.strides]
-        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(values[tuple(kept)])
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(values)
+    once = tuple(slice(None) if stride else slice(1) for stride in spec.strides)  # expanded from one
+    values = values[once]
+    return torch.empty_strided(values.shape, spec.strides, dtype=spec.dtype).copy_(values).expand(spec.shape)
 
 
-def _empty(spec: Spec, device: torch.device | str) -> Tensor:
+def _empty(spec: Spec, device: torch.device) -> Tensor:
     strides = torch.empty(spec.shape, device="meta").stride() if spec.strides is None else spec.strides
     return torch.empty_strided(spec.shape, strides, dtype=spec.dtype, device=device)

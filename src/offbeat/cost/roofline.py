@@ -16,7 +16,7 @@ from ..errors import BadInput
 from .counts import bytes_of, flops_of
 from .kernel import Kernel
 
-MATRIX_KINDS = ("matmul", "convolution", "attention")
+MATRIX_KINDS = ("matmul", "convolution", "attention", "recurrent")
 
 
 @dataclass(frozen=True, kw_only=True)
