@@ -27,6 +27,8 @@ _IN_FLOAT32 = {
 }  # fmt: skip
 _SUMMED_IN_FLOAT32 = {"sum", "prod", "cumsum", "cumprod"}  # the kernel widens as it reads: there is no cast
 
+_ATTENTION, _DROPOUT = F.scaled_dot_product_attention, (F.dropout, torch.dropout)  # torch's own, also while wrapped
+
 
 class LikeGpu(TorchFunctionMode):
     """Calls functions as a GPU would have them called."""
@@ -43,11 +45,11 @@ class LikeGpu(TorchFunctionMode):
 def call_like_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function of torch with what a GPU would do in its place."""
     name = getattr(func, "__name__", "")
-    if func is F.scaled_dot_product_attention:
+    if func is _ATTENTION:
         # Dropout keeps the CPU from its fused kernel; a GPU draws it inside.
         args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-        return func(*args, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
-    if func in (F.dropout, torch.dropout):
+        return func(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
+    if func in _DROPOUT:
         return _dropout(func, args, kwargs)
     if torch.is_autocast_enabled("cpu"):
         if name in _IN_FLOAT32:
