@@ -139,6 +139,17 @@ def test_gpt_is_six_per_parameter_and_token_and_its_attention() -> None:
     assert products(step) == 6 * matrices * 4 * length + attention
 
 
+def test_lstm_is_its_matrices_at_every_position() -> None:
+    class Outputs(nn.LSTM):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)[0]
+
+    step = step_of(Outputs(6, 10), torch.zeros(7, 2, 6))
+    forward, backward = (op.flops for op in step.ops if op.kind == "recurrent")
+    assert forward == 2 * (7 * 2) * 4 * (6 * 10 + 10 * 10)
+    assert backward == 2 * forward
+
+
 @pytest.mark.parametrize(
     ("layer", "operator", "nbytes"),
     [

@@ -279,12 +279,60 @@ def test_checkpointed_activations_are_computed_again() -> None:
 
 def test_model_that_computes_its_settings_with_tensors_is_built() -> None:
     def build() -> nn.Module:
-        rates = [rate.item() for rate in torch.linspace(0, 0.3, 3)]
-        return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Dropout(rate)) for rate in rates), nn.Linear(6, 10))
+        rates = [rate.item() for rate in torch.linspace(0.1, 0.3, 3)]
+        blocks = [nn.Sequential(nn.Linear(6, 6), nn.Dropout(rate)) for rate in rates]
+        blocks[1][0].weight = blocks[0][0].weight
+        return nn.Sequential(*blocks, nn.Linear(6, 10))
 
     step = trace(build, torch.zeros(2, 6), CLASSES, loss=cross_entropy, optimizer=sgd)
-    assert len(step.parameters) == 8
-    assert isinstance(nn.Linear(2, 2).weight.data.sum().item(), float), "parameters are real again"
+    assert len(step.parameters) == 7  # one is tied
+    assert not nn.Linear(2, 2).weight.is_meta, "parameters are real again"
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "dtype"),
+    [
+        (lambda: nn.Linear(6, 10).bfloat16(), (2, 6), torch.bfloat16),
+        (lambda: nn.Linear(6, 10).double(), (2, 6), torch.float64),
+        (lambda: nn.Sequential(nn.Conv2d(4, 10, 3).to(memory_format=torch.channels_last), Mean()), (2, 4, 8, 8), None),
+        (
+            lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False),
+            (2, 8),
+            None,
+        ),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 10)), (2, 6), None),
+        (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.GRU(3, 10), Last()), (2, 6), None),
+        (lambda: Constant(), (2, 6), None),
+    ],
+)
+def test_models_that_are_cast_or_copied_while_built(build: Build, shape: tuple[int, ...], dtype: Any) -> None:
+    inputs = torch.zeros(shape, dtype=dtype)
+    model = build()
+    given, built = (trace(m, inputs, CLASSES, loss=cross_entropy, optimizer=sgd) for m in (model, build))
+    assert given == built
+    assert {name: spec_of(parameter) for name, parameter in model.named_parameters()} == built.parameters
+    assert [op.kernel for op in built.ops] == [op.kernel for op in really_issued(build, inputs, CLASSES, sgd)]
+
+
+class Last(nn.Module):
+    def forward(self, outputs: tuple[Tensor, Tensor]) -> Tensor:
+        return outputs[0][:, -1]
+
+
+class Constant(nn.Linear):
+    """Keeps a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 10)
+        self.scales = [torch.ones(10)]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scales[0]
+
+
+def test_sparse_gradients_are_refused() -> None:
+    with pytest.raises(BadInput, match="sparse gradients, which cannot be traced: build the model with sparse=False"):
+        trace(lambda: nn.Embedding(9, 5, sparse=True), CHARACTERS, CHARACTERS, loss=cross_entropy, optimizer=sgd)
 
 
 class Looks(nn.Module):

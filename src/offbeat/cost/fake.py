@@ -1,7 +1,11 @@
-"""A model that takes no memory: its parameters and buffers are fake tensors, which have a shape but no numbers.
+"""A model that takes no memory: its tensors are fake, they have a shape but no numbers.
 
-All of them are on a fake CPU, whatever device is meant: torch aborts the process when a fake CUDA tensor meets autograd
-in a build without CUDA. What a GPU does differently is in `gpu.py`.
+It is built on the meta device, then copied with a fake tensor in place of each tensor. Building it of fake tensors at
+once would be shorter, but they cannot be cast (`model.bfloat16()`) and are copied wrongly (`copy.deepcopy(layer)`
+copies their mode, too, as in nn.TransformerEncoder).
+
+All fake tensors are on a fake CPU, whatever device is meant: torch aborts the process when a fake CUDA tensor meets
+autograd in a build without CUDA. What a GPU does differently is in `gpu.py`.
 """
 
 import copy
@@ -11,28 +15,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..errors import BadInput
 
 Model = nn.Module | Callable[[], nn.Module]
 
 
 def fake_mode() -> FakeTensorMode:
-    """Tensors that a model keeps outside of its parameters and buffers become fake when they are used."""
+    """Real tensors become fake when they are used: a model may make one of its own in forward."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def fake_model(model: Model, mode: FakeTensorMode) -> nn.Module:
-    """A fake copy of a model, or a fake model from the function that builds it."""
-    if isinstance(model, nn.Module):
-        return _copy(model, mode)
-    try:
-        with mode:
-            return model()
-    except DataDependentOutputException:  # it computes some setting with tensors, such as linspace(0, 0.1, depth)
-        with _parameters_become_fake(mode):
-            built = model()
-        return _copy(built, mode)
+    """A fake copy of a model, or of what the function that builds it returns."""
+    built = model if isinstance(model, nn.Module) else _build(model)
+    if not isinstance(built, nn.Module):
+        raise BadInput(f"the function that builds the model returned {type(built).__name__}, not a Module: return one")
+    # deepcopy takes what is in here for copied already; so tied weights stay tied.
+    fakes: dict[int, Any] = {
+        id(parameter): nn.Parameter(fake_tensor(parameter, mode), requires_grad=parameter.requires_grad)
+        for parameter in built.parameters()
+    }
+    with _CopiesAreFake(mode):
+        return copy.deepcopy(built, fakes)
 
 
 def fake_tensors(values: Any, mode: FakeTensorMode) -> Any:
@@ -44,29 +53,51 @@ def fake_tensors(values: Any, mode: FakeTensorMode) -> Any:
 def fake_tensor(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     """A fake tensor of the same shape, strides and type."""
     with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, requires_grad=False)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-def _copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    fakes: dict[int, Any] = {}  # deepcopy takes what is in here for copied already; so tied weights stay tied
-    for parameter in model.parameters():
-        fakes[id(parameter)] = nn.Parameter(fake_tensor(parameter, mode), requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        fakes[id(buffer)] = fake_tensor(buffer, mode)
-    return copy.deepcopy(model, fakes)
+def _build(function: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return function()
+    except Exception:  # perhaps it computes a setting with tensors, such as linspace(0, 0.1, depth)[3].item()
+        with _parameters_become_meta():
+            return function()
+
+
+class _CopiesAreFake(TorchFunctionMode):
+    """While it is entered, the copy of a tensor is a fake one."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = fake_tensor(tensor, self._mode)
+        return memo[id(tensor)]
 
 
 @contextmanager
-def _parameters_become_fake(mode: FakeTensorMode) -> Iterator[None]:
-    """Build a model for real, but for its parameters: each is replaced before its values are drawn."""
+def _parameters_become_meta() -> Iterator[None]:
+    """Build a model for real, but for its parameters: a module gets each without memory, before values are drawn."""
     register = nn.Module.register_parameter
+    without_memory = WeakIdKeyDictionary()  # a parameter that two modules get stays one
 
-    def register_fake(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and type(parameter) is nn.Parameter:
-            parameter = nn.Parameter(fake_tensor(parameter, mode), requires_grad=parameter.requires_grad)
+    def register_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if type(parameter) is nn.Parameter and not parameter.is_meta:
+            if parameter not in without_memory:
+                meta = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+                without_memory[parameter] = meta
+            parameter = without_memory[parameter]
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_fake  # type: ignore[method-assign,assignment]
+    nn.Module.register_parameter = register_meta  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

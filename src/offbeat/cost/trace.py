@@ -117,8 +117,6 @@ class Tracing:
     ) -> TracedStep:
         mode = fake_mode()
         network = fake_model(model, mode)
-        if not isinstance(network, nn.Module):
-            raise BadInput(f"the function that builds the model returned {type(network).__name__}, not a Module")
         inputs, targets = fake_tensors((inputs, targets), mode)
         recorder = self._recorder = Recorder(network)
         weights = _count(recorder, network.parameters())
@@ -183,6 +181,10 @@ class Tracing:
                 f"{where} looks at the values of a tensor ({_operator(error)}), and a trace knows only shapes: "
                 f"use operations that do not depend on values (torch.where instead of if, no .item() or boolean "
                 f"indexing) or trace a version of the model without that part"
+            )
+        if "Sparse" in str(error):
+            return BadInput(
+                f"{where} makes sparse gradients, which cannot be traced: build the model with sparse=False"
             )
         if isinstance(error, (UnsupportedFakeTensorException, UnsupportedOperatorException)):
             return BadInput(
