@@ -14,8 +14,9 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.checkpoint import checkpoint
 
 from offbeat.cost import Op, TracedStep, trace, trace_task
+from offbeat.cost.arguments import spec_of
 from offbeat.cost.op import LOSS, OPTIMIZER
-from offbeat.cost.recorder import Recorder, spec_of
+from offbeat.cost.recorder import Recorder
 from offbeat.cost.replay import replay
 from offbeat.errors import BadInput
 from offbeat.train.models import GPT, MODELS, cnn
@@ -331,7 +332,7 @@ class Constant(nn.Linear):
 
 
 def test_sparse_gradients_are_refused() -> None:
-    with pytest.raises(BadInput, match="sparse gradients, which cannot be traced: build the model with sparse=False"):
+    with pytest.raises(BadInput, match="makes sparse tensors, which cannot be traced: set sparse=False"):
         trace(lambda: nn.Embedding(9, 5, sparse=True), CHARACTERS, CHARACTERS, loss=cross_entropy, optimizer=sgd)
 
 
@@ -378,6 +379,7 @@ def test_refusal_names_the_module() -> None:
         ({"inputs": torch.zeros(2, 7)}, r"module '1' raised RuntimeError: .*check that the batch fits"),
         ({"loss": lambda outputs, _targets: outputs}, "loss must be a tensor of one number: take its mean"),
         ({"loss": lambda _outputs, _targets: 0.0}, "loss must be a tensor of one number"),
+        ({"loss": lambda outputs: outputs.mean()}, "the forward pass raised TypeError: .* positional argument"),
         ({"model": lambda: "a model"}, "returned str, not a Module"),
         ({"platform": "gpu"}, "there is no platform 'gpu'.*cpu, cuda"),
         ({"optimizer": partial(SGD, lr=-1.0)}, "making the optimizer raised ValueError: Invalid learning rate"),

@@ -129,9 +129,9 @@ def _attention(kernel: Kernel) -> int:
 
 def _recurrent(kernel: Kernel) -> int:
     """Every weight meets every position of every sequence once; in backward twice."""
-    x, *rest = kernel.inputs
-    weights = sum(spec.numel for spec in rest if len(spec.shape) == 2)
-    return (4 if "backward" in kernel.operator else 2) * prod(x.shape[:-1]) * weights
+    given = [kernel.tensor(name) for name, _ in kernel.arguments if name.startswith("weight")]
+    weights = sum(spec.numel for spec in given if spec and len(spec.shape) == 2)
+    return (4 if "backward" in kernel.operator else 2) * prod(kernel.inputs[0].shape[:-1]) * weights
 
 
 def _causal_pairs(rows: int, columns: int) -> int:

@@ -7,9 +7,7 @@ It sits above FakeTensorMode, which answers with shapes, strides and types inste
 Fake tensors live and die as real ones would, so the recorder also counts the bytes that are alive.
 """
 
-import weakref
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +17,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from .kernel import Argument, Kernel, Ref, Scalar, Spec
+from ..errors import BadInput
+from .alive import Alive
+from .arguments import Arguments, flat, spec_of, storage_of
+from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
-from .op import LOSS, OPTIMIZER, Op, Phase
+from .op import OPTIMIZER, Op, Phase
+from .paths import Paths
 
 _NOTHING = ("lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
-_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.memory_format, torch.layout)
 _CONVOLUTION_PARTS = ("input", "weight", "bias")
 # What each gradient of a convolution is computed from, by argument; the others are there for their shapes.
 _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_output", "input"), "bias": ("grad_output",)}
@@ -84,7 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _completion_of(self, name: str) -> Callable[[Tensor], None]:
         def complete(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            maker = self._makers.get(_storage(parameter.grad), len(self._calls) - 1)
+            maker = self._makers.get(storage_of(parameter.grad), len(self._calls) - 1)
             self._completed.setdefault(maker, []).append(name)
 
         return complete
@@ -102,7 +103,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         if func.namespace in ("prim", "prims", "profiler"):
             return result
-        outputs = [value for value in _flat(result) if isinstance(value, Tensor)]
+        outputs = [value for value in flat(result) if isinstance(value, Tensor)]
+        if any(tensor.layout is not torch.strided for tensor in outputs):
+            raise BadInput(f"{self.path or 'the model'} makes sparse tensors, which cannot be traced: set sparse=False")
         self._record(func, args, kwargs, outputs)
         for tensor in outputs:
             self.alive.add(tensor)
@@ -110,11 +113,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
         call = Arguments(func, args, kwargs)
-        before = {_storage(tensor) for tensor in call.tensors}
-        fresh = [tensor for tensor in outputs if _storage(tensor) not in before]
+        before = {storage_of(tensor) for tensor in call.tensors}
+        fresh = [tensor for tensor in outputs if storage_of(tensor) not in before]
         if func._schema.name.partition("::")[2] in _NOTHING:
             for tensor in fresh:
-                self._makers.pop(_storage(tensor), None)
+                self._makers.pop(storage_of(tensor), None)
             return
         if not fresh and not call.written:
             return  # a view, or a question about a tensor
@@ -138,119 +141,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _append(self, kernel: Kernel, path: str, made: Iterable[Tensor]) -> None:
         for tensor in made:
-            self._makers[_storage(tensor)] = len(self._calls)
+            self._makers[storage_of(tensor)] = len(self._calls)
         self._calls.append((kernel, self.phase, path))
-
-
-class Paths:
-    """Which module runs now, and which one made a node of the autograd graph.
-
-    Nodes are numbered in the order they are made, so it is enough to note the number at which each module was entered
-    or left: this also finds the module of a node that no tensor hook could reach.
-    """
-
-    def __init__(self) -> None:
-        self._stack: list[str] = []
-        self._numbers: list[int] = [0]
-        self._changes: list[str] = [LOSS]
-
-    @property
-    def inside(self) -> bool:
-        return bool(self._stack)
-
-    @property
-    def now(self) -> str:
-        return self._stack[-1] if self._stack else LOSS  # outside of the model there is only the loss
-
-    def at(self, number: int) -> str:
-        return self._changes[bisect_right(self._numbers, number) - 1]
-
-    def follow(self, path: str, module: nn.Module) -> Sequence[RemovableHandle]:
-        def enter(_module: nn.Module, _inputs: Any) -> None:
-            self._stack.append(path)
-            self._note()
-
-        def leave(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
-            self._stack.pop()
-            self._note()
-
-        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
-
-    def _note(self) -> None:
-        self._numbers.append(torch._C._autograd._get_sequence_nr())
-        self._changes.append(self.now)
-
-
-class Alive:
-    """Bytes of the storages that are alive, and the most there ever were."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.peak = 0
-        self._sizes: dict[int, int] = {}
-
-    def add(self, tensor: Tensor) -> None:
-        """Count a tensor's storage, once, until it dies."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._sizes:
-            return
-        self._sizes[key] = storage.nbytes()
-        self.nbytes += storage.nbytes()
-        self.peak = max(self.peak, self.nbytes)
-        weakref.finalize(storage, self._free, key).atexit = False
-
-    def _free(self, key: int) -> None:
-        self.nbytes -= self._sizes.pop(key)
-
-
-class Arguments:
-    """The arguments of a call by the names its schema gives them, each tensor kept once."""
-
-    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.tensors: list[Tensor] = []
-        self._places: dict[object, int] = {}
-        only_reshapes = torch.Tag.inplace_view in func.tags  # t_(): changes a tensor's shape, not its numbers
-        is_power = "pow" in func._schema.name  # x ** 2 has a kernel of its own
-        written: set[int] = set()
-        named: list[tuple[str, Argument]] = []
-        for position, argument in enumerate(func._schema.arguments):
-            if position < len(args):
-                value = args[position]
-            elif argument.name in kwargs:
-                value = kwargs[argument.name]
-            else:
-                value = argument.default_value
-            kept = self._keep(value)
-            if str(argument.type) == "number" and isinstance(kept, (bool, int, float, complex)) and not is_power:
-                kept = Scalar(kept)
-            named.append((argument.name, kept))
-            # Fused optimizers may unscale gradients in place, and declare so, but do not without a GradScaler.
-            writes = argument.alias_info is not None and argument.alias_info.is_write and not only_reshapes
-            if writes and argument.name != "grads":
-                written.update(ref.index for ref in _flat(kept) if isinstance(ref, Ref))
-        self.named = tuple(named)
-        self.written = tuple(sorted(written))
-
-    def value(self, name: str) -> Argument:
-        return dict(self.named)[name]
-
-    def _keep(self, value: Any) -> Argument:
-        if isinstance(value, Tensor):
-            key = _storage(value), value.storage_offset(), value.shape, value.stride(), value.dtype
-            if key not in self._places:
-                self._places[key] = len(self.tensors)
-                self.tensors.append(value)
-            return Ref(self._places[key])
-        if isinstance(value, (list, tuple)):
-            return tuple(map(self._keep, value))
-        return value if isinstance(value, _PLAIN) else None  # a device or a generator: the caller's to choose
-
-
-def spec_of(tensor: Tensor) -> Spec:
-    """A tensor without its values."""
-    strides = None if tensor.is_contiguous() else tuple(tensor.stride())
-    return Spec(tuple(tensor.shape), tensor.dtype, strides)
 
 
 def _convolution_gradient(call: Arguments, part: str, made: Tensor) -> Kernel:
@@ -286,16 +178,3 @@ def _gradients(outputs: list[Tensor], wanted: Argument) -> list[Tensor | None]:
 
 def _name(func: Any) -> str:
     return f"{func._schema.name}.{func._overloadname}"
-
-
-def _storage(tensor: Tensor) -> int:
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value

@@ -1,8 +1,10 @@
 """trace: the operations of one training step of any torch model, without running it and without its memory."""
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,12 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import BadInput, unknown
 from ..train.task import Task
+from .arguments import spec_of
 from .fake import Model, fake_mode, fake_model, fake_tensors
 from .gpu import LikeGpu, use_foreach
 from .kernel import Spec
 from .memory import Memory
 from .op import LOSS, OPTIMIZER, Op, Phase
-from .recorder import Recorder, spec_of
+from .recorder import Recorder
 
 Platform = Literal["cpu", "cuda"]
 PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda")
@@ -102,7 +105,7 @@ class Tracing:
         return self
 
     def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, BadInput):
+        if isinstance(error, Exception) and not isinstance(error, BadInput) and not _raised_here(error):
             raise self._explain(error) from error
 
     def step(
@@ -182,10 +185,6 @@ class Tracing:
                 f"use operations that do not depend on values (torch.where instead of if, no .item() or boolean "
                 f"indexing) or trace a version of the model without that part"
             )
-        if "Sparse" in str(error):
-            return BadInput(
-                f"{where} makes sparse gradients, which cannot be traced: build the model with sparse=False"
-            )
         if isinstance(error, (UnsupportedFakeTensorException, UnsupportedOperatorException)):
             return BadInput(
                 f"{where} uses {_operator(error)}, which torch cannot trace without data: "
@@ -193,6 +192,13 @@ class Tracing:
             )
         story = " ".join(f"{type(error).__name__}: {error}".split())
         return BadInput(f"{where} raised {story}: check that the batch fits the model and the loss")
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether a line of this package raised it, then it is a bug of ours; here it may be the call of a user's function."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    file = Path(frame.f_code.co_filename)
+    return file.parent == Path(__file__).parent and file.name not in (Path(__file__).name, "fake.py")
 
 
 def _operator(error: Exception) -> str:
