@@ -195,7 +195,7 @@ class Tracing:
 
 
 def _raised_here(error: Exception) -> bool:
-    """Whether a line of this package raised it, then it is a bug of ours; here it may be the call of a user's function."""
+    """Whether a line of this package raised it: a bug of ours, but for the files that call the user's functions."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     file = Path(frame.f_code.co_filename)
     return file.parent == Path(__file__).parent and file.name not in (Path(__file__).name, "fake.py")
