@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.profiler import ProfilerActivity, profile
 
-from offbeat.cost import TracedStep, trace
+from offbeat.cost import TracedStep, largest_batch, trace
 from offbeat.train.models import GPT, MODELS
 from offbeat.train.task import cross_entropy
 
@@ -85,6 +85,26 @@ def test_activations_are_kept_in_half_under_autocast() -> None:
     full, half = (mlp_step(batch=1000, autocast=dtype).memory.saved for dtype in (None, torch.bfloat16))
     assert 0.5 < half / full < 0.8  # relu's output in half; the scores before the loss in full
     assert mlp_step(batch=1000).memory.weights == mlp_step(batch=1000, autocast=torch.bfloat16).memory.weights
+
+
+def test_largest_batch_is_the_last_that_fits() -> None:
+    def peak_at(batch: int) -> int:
+        asked.append(batch)
+        return mlp_step(batch=batch).memory.peak
+
+    for memory_bytes in (mlp_step(batch=1).memory.peak, 20_000, 300_000, 3_000_000):
+        asked: list[int] = []
+        batch = largest_batch(peak_at, memory_bytes)
+        assert peak_at(batch) <= memory_bytes < peak_at(batch + 1)
+        assert len(asked) < 25
+    assert largest_batch(peak_at, mlp_step(batch=1).memory.peak - 1) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 1000, 1023, 1024, 1025])
+def test_largest_batch_of_any_growing_peak(limit: int) -> None:
+    for peak in (lambda batch: 7 + batch, lambda batch: batch**2, lambda batch: 10**6 * (batch // 8) + batch):
+        assert largest_batch(peak, peak(limit)) == limit
+    assert largest_batch(lambda batch: batch, 10**9, at_most=limit) == limit
 
 
 TRACE_A_BILLION = """
