@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from offbeat.cost import TracedStep, largest_batch, trace
@@ -53,7 +55,9 @@ def test_peak_is_the_allocators(name: str) -> None:
     assert step.memory.peak == pytest.approx(allocated_at_most(model, inputs, targets), rel=0.05)
 
 
-def mlp_step(*, batch: int, optimizer: type = SGD, autocast: torch.dtype | None = None) -> TracedStep:
+def mlp_step(
+    *, batch: int, optimizer: Callable[..., Optimizer] = SGD, autocast: torch.dtype | None = None
+) -> TracedStep:
     return trace(
         lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)),
         torch.zeros(batch, 8), torch.zeros(batch, dtype=torch.long),
@@ -79,6 +83,16 @@ def test_only_activations_grow_with_the_batch() -> None:
     assert small.constant == large.constant
     assert large.saved - 8 == 2 * (small.saved - 8)  # the loss and its weight do not
     assert large.peak > small.peak
+
+
+def test_optimizer_that_updates_all_at_once_needs_room_for_all() -> None:
+    """At a small batch the peak is in the optimizer: AdamW's square roots, of all parameters or of one."""
+    parameters = 4 * (8 * 32 + 32 + 32 * 4 + 4)
+    one_by_one, at_once = (
+        mlp_step(batch=1, optimizer=partial(AdamW, foreach=foreach)).memory for foreach in (False, True)
+    )
+    assert at_once.peak == at_once.constant + at_once.batch + parameters
+    assert one_by_one.constant < one_by_one.peak < at_once.peak
 
 
 def test_activations_are_kept_in_half_under_autocast() -> None:

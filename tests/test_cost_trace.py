@@ -112,6 +112,14 @@ def test_first_convolution_needs_no_gradient_of_its_input() -> None:
     assert parts == [("3", "input"), ("3", "weight"), ("3", "bias"), ("0", "weight"), ("0", "bias")]
 
 
+def test_each_part_of_a_layer_completes_its_own_gradient() -> None:
+    ops = traced("cnn").of("backward")
+    parts = {(op.kernel.part, op.completes) for op in ops if op.kind == "convolution" and op.path == "3"}
+    assert parts == {("input", ()), ("weight", ("3.weight",)), ("bias", ("3.bias",))}
+    linear = [(op.kernel.operator, op.completes) for op in ops if op.path == "9"]
+    assert linear == [("mm", ()), ("mm", ("9.weight",)), ("sum", ("9.bias",))]
+
+
 def test_tied_weight_is_complete_when_both_its_gradients_are_summed() -> None:
     ops = traced("gpt").of("backward")
     (index,) = [i for i, op in enumerate(ops) if "token.weight" in op.completes]
