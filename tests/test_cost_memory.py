@@ -86,7 +86,7 @@ def test_only_activations_grow_with_the_batch() -> None:
 
 
 def test_optimizer_that_updates_all_at_once_needs_room_for_all() -> None:
-    """At a small batch the peak is in the optimizer: AdamW's roots of all parameters, or of the largest, and divided."""
+    """At a small batch the peak is in AdamW's step: roots of all parameters, or of the largest, and divided."""
     parameters = 4 * (8 * 32 + 32 + 32 * 4 + 4)
     one_by_one, at_once = (
         mlp_step(batch=1, optimizer=partial(AdamW, foreach=foreach)).memory for foreach in (False, True)
