@@ -17,6 +17,7 @@ from ..report.status import to_json
 from ..sim.command import parse_stragglers
 from ..sim.rates import parse_rate
 from .contest import Contest, Entry, Outcome, as_record, run_contest
+from .outputs import NO_PLOTLY, write_outputs
 from .table import print_outcomes, rows_of
 
 SNAPSHOTS = 30  # of a run whose accuracy is asked for
@@ -55,7 +56,7 @@ def compare(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"--out {out} cannot be made ({error.strerror}): give a folder of yours") from None
-    console, began = Console(stderr=True), time.time()
+    console, began = Console(stderr=True, emoji=False, markup=False), time.time()
     laps, done = sum(1 for _ in contest.entries()), 0
     finished: list[Outcome] = []
 
@@ -72,14 +73,20 @@ def compare(
         if not quiet:
             console.print(f"lap {done} of {laps}: {line_of(outcome)}", highlight=False)
 
-    run_contest(contest, watch=watch, ended=ended)
-    if not quiet:
-        print_outcomes(console, contest, rows_of(finished))
-    record = to_json(record_of(contest, finished, began), indent=1) + "\n"
-    if json_file == "-":
-        sys.stdout.write(record)
-    elif json_file is not None:
-        Path(json_file).write_text(record, encoding="utf-8")
+    try:
+        run_contest(contest, watch=watch, ended=ended)
+        if not quiet:
+            print_outcomes(console, contest, rows_of(finished))
+        record = to_json(record_of(contest, finished, began), indent=1) + "\n"
+        if json_file == "-":
+            sys.stdout.write(record)
+        elif json_file is not None:
+            Path(json_file).write_text(record, encoding="utf-8")
+    finally:  # also of a contest that is broken off
+        if out is not None and finished:
+            told = write_outputs(out, contest, finished, record_of(contest, finished, began))
+            if not quiet or told == NO_PLOTLY:
+                console.print(told, highlight=False, soft_wrap=True)
 
 
 def line_of(outcome: Outcome) -> str:
