@@ -164,7 +164,8 @@ def job_flags(command: Command, *, lists: bool = False) -> Command:
     flags = [
         click.option("--task", default="digits", show_default=True, metavar="NAME|FILE.py:FUNCTION",
                      help="digits, mnist, fashion-mnist, cifar10, text, synthetic, or a function that returns a Task"),
-        click.option("--model", metavar="NAME", help="mlp, cnn, cnn3m, lenet, resnet8/18/20/50, vgg11/16, gpt [task's own]"),
+        click.option("--model", metavar="NAME",
+                     help="mlp, cnn, cnn3m, lenet, resnet8/18/20/50, vgg11/16, gpt [task's own]"),
         click.option("--data", type=click.Path(path_type=Path), help="where the task's files are"),
         click.option("--learning-rate", **number, help="[the task's own]"),
         click.option("--strategy", default="lasgd", show_default=True, metavar="NAME[:OPTION=VALUE,...]",

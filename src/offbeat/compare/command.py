@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -102,7 +103,7 @@ def line_of(outcome: Outcome) -> str:
 def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
-        "command": ["offbeat", *sys.argv[1:]],
+        "command": ["offbeat", *without(sys.argv[1:], "--out", "--json", "--data")],
         "machine": {
             "cpus": len(_cpus()),
             "processor": platform.machine(),
@@ -114,6 +115,17 @@ def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[s
         "target_accuracy": contest.target_accuracy,
         "runs": [as_record(outcome) for outcome in outcomes],
     }
+
+
+def without(words: Sequence[str], *flags: str) -> list[str]:
+    """A command line without some flags and their values: where files are says nothing about the result."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if not skip and not any(word == flag or word.startswith(f"{flag}=") for flag in flags):
+            kept.append(word)
+        skip = not skip and word in flags
+    return kept
 
 
 def own_version() -> str:
