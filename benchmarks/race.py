@@ -38,7 +38,7 @@ ALL_RIVALS = ",".join(
 CEILINGS = "--task fashion-mnist --model lenet --batch 2 --workers 4 --repeats 3"
 GPU = (
     "--task fashion-mnist --model resnet18 --batch 128 --learning-rate 0.05 --bf16 --device cuda --workers 8 "
-    "--link 1gbit --steps 180 --target-accuracy 0.9 --snapshots 30"
+    "--link 1gbit --steps 170 --target-accuracy 0.9 --snapshots 17"
 )
 RACES = {
     "accuracy": f"{TO_ACCURACY} --strategies {OURS},{ALL_RIVALS}",
@@ -52,7 +52,7 @@ RACES = {
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
     "daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
     "gpu": f"{GPU} --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,a2cid2:topology=ring,"
-    "a2cid2,local_sgd:every=16,local_sgd:every=32,diloco:every=32,fragments=4,delay=8,ddp",
+    "a2cid2,local_sgd:every=16,diloco:every=16,fragments=4,delay=3,ddp",
     "gpu-daso": f"{GPU} --nodes 4 --strategies daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
 }
 

@@ -90,7 +90,7 @@ def to_accuracy_table(races: Sequence[Race], *, only: Callable[[str], bool] = la
 
     base = middle("ddp")
     rows = [
-        f"| strategy | seconds to {target:.0%}, each seed | times as fast as `ddp` | throughput | wire | final accuracy |",
+        f"| strategy | seconds to {target:.0%}, each seed | faster than `ddp` | throughput | wire | final accuracy |",
         "|---|---|---|---|---|---|",
     ]
     for strategy in sorted(strategies, key=middle):
