@@ -95,13 +95,13 @@ def test_contestants_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "rival.py").write_text(RIVAL)
     rival, broken = f"{tmp_path}/rival.py:train", f"{tmp_path}/rival.py:broken"
     contest = Contest(
-        strategies=("lasgd", rival, broken), links=(None,), workers=(2,), steps=40, step_seconds=0.01, snapshots=4,
-        target_accuracy=0.5,
+        strategies=("lasgd", "gossip", rival, broken), links=(None,), workers=(2,), steps=40, step_seconds=0.01,
+        snapshots=4, target_accuracy=0.5,
     )  # fmt: skip
     outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
     found = {outcome.entry.strategy: outcome for outcome in outcomes}
     assert found["none"].throughput_share == 1.0
-    for name in ("lasgd", rival):
+    for name in ("lasgd", "gossip", rival):
         outcome = found[name]
         assert outcome.failure is None
         assert outcome.measures is not None

@@ -24,6 +24,7 @@ def on_meta(name: str, shape: Shape, classes: int) -> nn.Module:
         ("cnn", (1, 28, 28), 10, 220_234),
         ("cnn", CIFAR, 10, 282_250),
         ("cnn3m", CIFAR, 10, 2_985_354),
+        ("lenet", (1, 28, 28), 10, 3_039_946),
         ("resnet8", CIFAR, 10, 78_042),
         ("resnet20", CIFAR, 10, 272_474),
         ("resnet18", CIFAR, 10, 11_173_962),

@@ -164,7 +164,8 @@ def job_flags(command: Command, *, lists: bool = False) -> Command:
     flags = [
         click.option("--task", default="digits", show_default=True, metavar="NAME|FILE.py:FUNCTION",
                      help="digits, mnist, fashion-mnist, cifar10, text, synthetic, or a function that returns a Task"),
-        click.option("--model", metavar="NAME", help="mlp, cnn, cnn3m, resnet8/18/20/50, vgg11/16, gpt [task's own]"),
+        click.option("--model", metavar="NAME",
+                     help="mlp, cnn, cnn3m, lenet, resnet8/18/20/50, vgg11/16, gpt [task's own]"),
         click.option("--data", type=click.Path(path_type=Path), help="where the task's files are"),
         click.option("--learning-rate", **number, help="[the task's own]"),
         click.option("--strategy", default="lasgd", show_default=True, metavar="NAME[:OPTION=VALUE,...]",
@@ -374,7 +375,7 @@ def topology(name: str, workers: int, rate: float, out: Path | None, json_file: 
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", metavar="cpu|cuda", default="cpu", show_default=True, help="cuda: all workers share one GPU")
 @click.option("--bf16", is_flag=True, help="autocast to bfloat16")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="for compare.json, kept up to date")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="for report.html, PNGs and compare.json")
 @click.option("--json", "json_file", metavar="FILE", help="for the result; - for standard output, alone there")
 @click.option("--quiet", is_flag=True, help="no progress, no table")
 def compare(**given: Any) -> None:

@@ -27,6 +27,16 @@ class Work(Protocol[T_co]):
         ...
 
 
+class Average(Work[Tensor], Protocol):
+    """An average under way."""
+
+    @property
+    def found_idle(self) -> bool:
+        """Whether this rank had nothing else under way over the same ranks when it really began, on a GPU maybe later
+        than it was called: then the wire may have waited for this rank."""
+        ...
+
+
 class Process(Work[None], Protocol):
     """A generator that runs beside the steps (see `Comm.spawn`)."""
 
@@ -64,7 +74,7 @@ class Comm(Protocol):
         """The ranks not known to be lost, this one included."""
         ...
 
-    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> Work[Tensor]:
+    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> Average:
         """The mean of x over `ranks`; completes when the last of them has called it."""
         ...
 

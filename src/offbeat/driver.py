@@ -214,6 +214,7 @@ class Finished:
     """Work that was done before it began."""
 
     done = True
+    found_idle = False
     name = "nothing"
 
     def __init__(self, value: Any) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .comm import Comm, Steps, Work
+from .comm import Average, Comm, Steps, Work
 from .layout import Ranks
 from .replica import Fragment, add_difference_, subtract_
 
@@ -31,7 +31,7 @@ class Parcel:
     def __init__(self, part: Fragment, wire_dtype: str | None = None) -> None:
         self.sent_at = 0  # the step of the latest snapshot
         self._letters = [Letter(x, wire_dtype) for x in part]
-        self._works: Sequence[Work[Tensor]] = ()
+        self._works: Sequence[Average] = ()
 
     @property
     def in_flight(self) -> bool:
@@ -41,6 +41,11 @@ class Parcel:
     def done(self) -> bool:
         """Whether its average is there, or none is under way."""
         return all(work.done for work in self._works)
+
+    @property
+    def found_idle(self) -> bool:
+        """Whether the wire may have waited for this rank before the average that is under way."""
+        return bool(self._works) and self._works[0].found_idle
 
     def send(self, comm: Comm, ranks: Ranks, step: int, *, training: bool) -> None:
         """Start the average of a snapshot; `training` says that this rank still learns."""
@@ -90,7 +95,7 @@ class Letter:
         self._sent, self._mean = self._out[:-1], self._in[:-1]
         self._says_training = False
 
-    def send(self, comm: Comm, ranks: Ranks, training: bool) -> Work[Tensor]:
+    def send(self, comm: Comm, ranks: Ranks, training: bool) -> Average:
         if self._reference is None:
             self._sent.copy_(self._x)
         else:

@@ -41,6 +41,7 @@ class TorchComm:
         self._stagings: dict[
             Ranks, Staging
         ] = {}  # once a CUDA tensor travels over a group, all goes that way, in order
+        self._latest: dict[Ranks, Collective] = {}  # over a group, control messages left out
         self._swap_staging: Staging | None = None  # its own, since a slow peer must not hold up an average
         self._shift_staging: Staging | None = None  # also without CUDA: torch cannot tell whether a message has come
 
@@ -60,7 +61,7 @@ class TorchComm:
         alive = {self.rank, *self._peers.alive()}
         return self.layout.ranks if len(alive) == self.layout.workers else tuple(sorted(alive))
 
-    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> RealWork[Tensor]:
+    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> "Finished | Collective":
         if len(ranks) == 1:
             return Finished(_into(x, out))
         if is_exact_share(len(ranks), x.dtype):  # then the sum is the mean, and the copy has cost no further pass
@@ -79,8 +80,13 @@ class TorchComm:
         self, name: str, buffer: Tensor, ranks: Ranks, nbytes: int, source: int = -1, divide_by: int = 1
     ) -> "Collective":
         group = self._group(ranks)
+        collective = Collective(name, buffer, ranks, nbytes, divide_by, self)
+        before = self._latest.get(ranks)
+        if buffer.ndim > 0:
+            self._latest[ranks] = collective
 
         def begin(tensor: Tensor) -> dist.Work:
+            collective.found_idle = before is None or before.done
             work: dist.Work = (
                 dist.all_reduce(tensor, group=group, async_op=True)
                 if name == "average"
@@ -91,10 +97,10 @@ class TorchComm:
         if buffer.is_cuda and ranks not in self._stagings:
             self._stagings[ranks] = Staging()
         staging = self._stagings.get(ranks)
-        handle = (
+        collective.under_way(
             begin(buffer) if staging is None else staging.start(buffer, buffer, lambda tensor, _: begin(tensor).wait)
         )
-        return Collective(name, handle, buffer, ranks, nbytes, divide_by, self)
+        return collective
 
     def pair(self, candidates: Ranks, after: float = 0.0) -> RealWork[int]:
         return self._endpoint.pair(candidates, after)
@@ -155,28 +161,23 @@ class TorchComm:
 class Collective:
     """A collective on torch.distributed, issued asynchronously and polled."""
 
-    def __init__(
-        self,
-        name: str,
-        handle: dist.Work | Future[object],
-        buffer: Tensor,
-        ranks: Ranks,
-        nbytes: int,
-        divide_by: int,
-        comm: TorchComm,
-    ) -> None:
+    def __init__(self, name: str, buffer: Tensor, ranks: Ranks, nbytes: int, divide_by: int, comm: TorchComm) -> None:
         self.name = name
+        self.found_idle = False
         self._divide_by = divide_by
-        self._handle: dist.Work | Future[object] | None = handle
+        self._handle: dist.Work | Future[object] | None = None
         self._buffer, self._ranks, self._nbytes, self._comm = buffer, ranks, nbytes, comm
         self._since = comm.now()
         self._error: OffbeatError | None = None
         self._seen = False
 
+    def under_way(self, handle: dist.Work | Future[object]) -> None:
+        self._handle = handle
+
     @property
     def done(self) -> bool:
         if self._handle is None:
-            return True
+            return self._seen
         return self._handle.done() if isinstance(self._handle, Future) else self._handle.is_completed()
 
     def wait(self) -> None:

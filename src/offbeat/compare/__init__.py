@@ -7,5 +7,12 @@ snapshots.py    the weights of all workers along the way, from which accuracy ag
 course.py       where workers run: namespaces with shaped links, or loopback
 lap.py          one run: starts the workers, watches the wire, collects what they say
 measures.py     from laps to numbers: shares, utilisation, time to a target
+table.py        the table of the terminal, and its columns
+timeline.py     what every worker did and when, as bars
+meetings.py     who talks to whom
+page_data.py    all that report.html shows, as plain lists and dicts
+page.py         report.html, put together from that and from web/
+plots.py        the pictures
+outputs.py      the folder of --out
 command.py      the command line
 """

@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from ..report.status import to_json
 from ..sim.command import parse_stragglers
 from ..sim.rates import parse_rate
 from .contest import Contest, Entry, Outcome, as_record, run_contest
+from .outputs import NO_PLOTLY, write_outputs
 from .table import print_outcomes, rows_of
 
 SNAPSHOTS = 30  # of a run whose accuracy is asked for
@@ -55,7 +57,7 @@ def compare(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"--out {out} cannot be made ({error.strerror}): give a folder of yours") from None
-    console, began = Console(stderr=True), time.time()
+    console, began = Console(stderr=True, emoji=False, markup=False), time.time()
     laps, done = sum(1 for _ in contest.entries()), 0
     finished: list[Outcome] = []
 
@@ -72,14 +74,20 @@ def compare(
         if not quiet:
             console.print(f"lap {done} of {laps}: {line_of(outcome)}", highlight=False)
 
-    run_contest(contest, watch=watch, ended=ended)
-    if not quiet:
-        print_outcomes(console, contest, rows_of(finished))
-    record = to_json(record_of(contest, finished, began), indent=1) + "\n"
-    if json_file == "-":
-        sys.stdout.write(record)
-    elif json_file is not None:
-        Path(json_file).write_text(record, encoding="utf-8")
+    try:
+        run_contest(contest, watch=watch, ended=ended)
+        if not quiet:
+            print_outcomes(console, contest, rows_of(finished))
+        record = to_json(record_of(contest, finished, began), indent=1) + "\n"
+        if json_file == "-":
+            sys.stdout.write(record)
+        elif json_file is not None:
+            Path(json_file).write_text(record, encoding="utf-8")
+    finally:  # also of a contest that is broken off
+        if out is not None and finished:
+            told = write_outputs(out, contest, finished, record_of(contest, finished, began))
+            if not quiet or told == NO_PLOTLY:
+                console.print(told, highlight=False, soft_wrap=True)
 
 
 def line_of(outcome: Outcome) -> str:
@@ -95,7 +103,7 @@ def line_of(outcome: Outcome) -> str:
 def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
-        "command": ["offbeat", *sys.argv[1:]],
+        "command": ["offbeat", *without(sys.argv[1:], "--out", "--json", "--data")],
         "machine": {
             "cpus": len(_cpus()),
             "processor": platform.machine(),
@@ -107,6 +115,17 @@ def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[s
         "target_accuracy": contest.target_accuracy,
         "runs": [as_record(outcome) for outcome in outcomes],
     }
+
+
+def without(words: Sequence[str], *flags: str) -> list[str]:
+    """A command line without some flags and their values: where files are says nothing about the result."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if not skip and not any(word == flag or word.startswith(f"{flag}=") for flag in flags):
+            kept.append(word)
+        skip = not skip and word in flags
+    return kept
 
 
 def own_version() -> str:

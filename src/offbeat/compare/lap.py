@@ -51,19 +51,21 @@ def run_lap(course: Course, config: Config, *, limit_seconds: float, watch: Watc
             task = load_task(
                 config.task, data=Path(config.data) if config.data else None, model=config.model, seed=config.seed
             )
-            points = curve(folder / "snapshots", task, task.model(), len(config.node_of))
+            model = task.model().to(config.device)
+            points = curve(folder / "snapshots", task, model, len(config.node_of))
         return Lap(config, reports, sent, points, time.monotonic() - began)
 
 
 def _start(course: Course, config: Config, folder: Path) -> list[subprocess.Popen[Any]]:
     workers, port = len(config.node_of), _free_port()
+    hosts = [course.address(node) for node in range(course.nodes)]
     processes = []
     for rank, node in enumerate(config.node_of):
         env = {
             "RANK": str(rank),
             "WORLD_SIZE": str(workers),
             "LOCAL_RANK": str(config.node_of[:rank].count(node)),
-            "GROUP_RANK": str(node),
+            "GROUP_RANK": str(hosts.index(course.address(node))),  # nodes that share an address are one host
             "MASTER_ADDR": course.address(config.node_of[0]),
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": course.interface,

@@ -54,7 +54,7 @@ def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]
 
 def flat_of(model: nn.Module) -> Tensor:
     """All floating-point tensors of a model as one vector."""
-    return torch.cat([t.detach().reshape(-1).float().cpu() for t in _floats(model)])
+    return torch.cat([t.detach().reshape(-1).float() for t in _floats(model)]).cpu()
 
 
 def load_flat(model: nn.Module, flat: Tensor) -> None:

@@ -10,6 +10,41 @@ from rich.table import Table
 
 from .contest import Contest, Outcome
 
+EXPLANATION = (
+    "throughput: steps per second by those without communication. wire: what left the nodes by what their links "
+    "carry. accuracy: of the mean of all workers, at the end."
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    head: str
+    of: Callable[[Outcome], float | None]
+    text: Callable[[float], str]
+
+
+def columns_of(contest: Contest) -> list[Column]:
+    """Those with numbers; before them come strategy, workers and link."""
+    columns = [
+        Column("throughput", lambda o: o.throughput_share, "{:.3f}".format),
+        _measured("wire", "wire_utilisation", "{:.2f}"),
+        _measured("accuracy", "accuracy", "{:.3f}"),
+        _measured("waiting", "waiting_share", "{:.0%}"),
+        _measured("CPU", "cpu_share", "{:.0%}"),
+        _measured("bytes/sample", "bytes_per_sample", "{:,.0f}"),
+    ]
+    if contest.target_accuracy is not None:
+        columns.insert(2, _measured(f"to {contest.target_accuracy:.0%}", "seconds_to_target", "{:.1f} s"))
+    return columns
+
+
+def _measured(head: str, name: str, form: str) -> Column:
+    def of(outcome: Outcome) -> float | None:
+        value: float | None = getattr(outcome.measures, name, None)
+        return value
+
+    return Column(head, of, form.format)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -18,9 +53,12 @@ class Row:
     workers: int
     outcomes: tuple[Outcome, ...]
 
-    def cell(self, of: Callable[[Outcome], float | None], text: Callable[[float], str]) -> str:
+    def values(self, column: Column) -> list[float]:
+        return [value for outcome in self.outcomes if (value := column.of(outcome)) is not None]
+
+    def cell(self, column: Column) -> str:
         """Mean and, of several, lowest and highest; how often there was none."""
-        values = [value for outcome in self.outcomes if (value := of(outcome)) is not None]
+        values, text = self.values(column), column.text
         if not values:
             return "-"
         spread = f" ({text(min(values))}..{text(max(values))})" if len(values) > 1 else ""
@@ -42,36 +80,18 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
 
 def print_outcomes(console: Console, contest: Contest, rows: Sequence[Row]) -> None:
     if not console.is_terminal:
-        console = Console(file=console.file, width=max(console.width, 180))
+        console = Console(file=console.file, width=max(console.width, 180), emoji=False, markup=False)
     repeats = f", mean and range of {contest.repeats} repeats" if contest.repeats > 1 else ""
     console.print(f"\n{contest.task}, compute {contest.compute}{repeats}", highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    heads = ["strategy", "workers", "link", "throughput", "wire", "accuracy", "waiting", "CPU", "bytes/sample"]
-    if contest.target_accuracy is not None:
-        heads.insert(5, f"to {contest.target_accuracy:.0%}")
-    for head in heads:
+    columns = columns_of(contest)
+    for head in ("strategy", "workers", "link", *(column.head for column in columns)):
         table.add_column(head, justify="left" if head in ("strategy", "link") else "right")
     for row in rows:
-        cells = [
-            row.strategy,
-            str(row.workers),
-            row.link or "loopback",
-            row.cell(lambda o: o.throughput_share, "{:.3f}".format),
-            row.cell(lambda o: getattr(o.measures, "wire_utilisation", None), "{:.2f}".format),
-            row.cell(lambda o: getattr(o.measures, "accuracy", None), "{:.3f}".format),
-            row.cell(lambda o: getattr(o.measures, "waiting_share", None), "{:.0%}".format),
-            row.cell(lambda o: getattr(o.measures, "cpu_share", None), "{:.0%}".format),
-            row.cell(lambda o: getattr(o.measures, "bytes_per_sample", None), "{:,.0f}".format),
-        ]
-        if contest.target_accuracy is not None:
-            cells.insert(5, row.cell(lambda o: getattr(o.measures, "seconds_to_target", None), "{:.1f} s".format))
-        table.add_row(*cells)
+        cells = [row.cell(column) for column in columns]
+        table.add_row(row.strategy, str(row.workers), row.link or "loopback", *cells)
     console.print(table)
     for row in rows:
         for failure in dict.fromkeys(row.failures):
             console.print(f"{row.strategy} could not run: {failure}", highlight=False)
-    console.print(
-        "throughput: steps per second by those without communication. wire: what left the nodes by what their links "
-        "carry. accuracy: of the mean of all workers, at the end.",
-        highlight=False,
-    )
+    console.print(EXPLANATION, highlight=False)

@@ -54,7 +54,7 @@ class Progress:
         self.title = title
         self.world = world
         self.quiet = quiet
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True, emoji=False)
         self.every_seconds = every_seconds  # between two plain lines
         self._clock = clock
         self._began = clock()

@@ -32,7 +32,7 @@ class SweepProgress:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True, emoji=False)
         self._runs, self._cost, self._kept, self._quiet = len(costs), sum(costs), kept, quiet
         self._clock = clock
         self._began = clock()

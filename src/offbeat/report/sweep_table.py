@@ -55,7 +55,7 @@ NUMBERS = (
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
     """On a console of standard error; as wide as it must be where that is no terminal."""
     if not console.is_terminal:
-        console = Console(file=console.file, width=max(console.width, 200))
+        console = Console(file=console.file, width=max(console.width, 200), emoji=False)
     runs = sum(len(row.runs) for row in rows)
     seeds = max(len(row.runs) for row in rows)
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""

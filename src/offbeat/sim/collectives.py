@@ -43,6 +43,7 @@ class Collectives:
         self._clock, self._network, self._traces, self._scale = clock, network, traces, bytes_scale
         self._rounds: dict[tuple[int, int], Round] = {}  # group, number
         self._calls: dict[tuple[int, int], int] = defaultdict(int)  # group, rank
+        self._latest: dict[tuple[int, int], SimWork[Tensor]] = {}  # group, rank; without control messages
         self._groups: dict[Ranks, int] = {}
         self._seen: dict[int, tuple[Ranks, int]] = {}
         self._queues: dict[int, deque[Callable[[], None]]] = defaultdict(deque)  # group; the first is on the wire
@@ -63,6 +64,10 @@ class Collectives:
                 f"all must give the same size and dtype"
             )
         work: SimWork[Tensor] = SimWork(kind)
+        if buffer.ndim > 0:
+            before = self._latest.get((group, rank))
+            work.found_idle = before is None or before.done
+            self._latest[group, rank] = work
         round.arrived[rank] = (buffer, work, self._clock.now)
         if len(round.arrived) == len(ranks):
             del self._rounds[group, number]

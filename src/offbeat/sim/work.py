@@ -18,11 +18,12 @@ T = TypeVar("T")
 class SimWork(Generic[T]):
     """Done when `complete` or `fail` is called; `name` says what it is, in traces and in stories of deadlock."""
 
-    __slots__ = ("_error", "_then", "_value", "done", "name", "on_stop")
+    __slots__ = ("_error", "_then", "_value", "done", "found_idle", "name", "on_stop")
 
     def __init__(self, name: str, on_stop: Callable[["SimWork[T]"], None] | None = None) -> None:
         self.name = name
         self.done = False
+        self.found_idle = False  # told of averages
         self.on_stop = on_stop  # given for work that a stop interrupts
         self._value: T | None = None
         self._error: OffbeatError | None = None

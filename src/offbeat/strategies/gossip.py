@@ -26,8 +26,9 @@ from ..replica import Replica
 from ..strategy import Plan, Strategy, training_flag
 from ..topology import LEAST_RATE, TOPOLOGIES, check_topology, heal, neighbours
 
-FRAGMENT_NBYTES, MOST_FRAGMENTS = 1 << 16, 64
+FRAGMENT_NBYTES, MOST_FRAGMENTS = 1 << 16, 24
 IN_FLIGHT = 2  # fragments of an exchange: one is on the wire while the next is agreed on
+IN_FLIGHT_OF_GPU = 8  # there each waits for the kernels before it, both ways
 OVERDUE_TICKS = 2.0  # that a worker makes up for when the wire was too slow for its clock
 
 
@@ -39,7 +40,7 @@ class Gossip(Strategy):
     meets_peers: ClassVar[bool] = True
     topology: str = option("exponential", f"who may exchange with whom: {', '.join(TOPOLOGIES)}, or a file of edges")
     rate: float = option(1.0, "exchanges per worker and step", at_least=LEAST_RATE)
-    fragments: int | None = option(None, "parts in which x is exchanged (none: of 64 KiB each, at most 64)", at_least=1)
+    fragments: int | None = option(None, "parts in which x is exchanged (none: of 64 KiB each, at most 24)", at_least=1)
     exchanges: int = field(default=0, init=False)
     exchanges_in_steps: int = field(default=0, init=False)  # those up to the last step: they go on for others' sake
     steps: int = field(default=0, init=False)
@@ -55,7 +56,8 @@ class Gossip(Strategy):
         yield from super().start(replica, comm)
         count = self.fragments or min(MOST_FRAGMENTS, math.ceil(replica.nbytes / FRAGMENT_NBYTES))
         self._sections = [self.section(piece) for fragment in replica.fragments(count) for piece in fragment]
-        share_buffers(self._sections)
+        self._window = IN_FLIGHT_OF_GPU if replica.flats[0].is_cuda else IN_FLIGHT
+        share_buffers(self._sections, self._window)
         self._turn = 0  # of the section that is exchanged next
         self._used, self._fresh = 0, 1  # sections exchanged since the last boundary; renewed at each boundary
         self._whole = self._graph = neighbours(self.topology, comm.layout.workers)
@@ -147,7 +149,7 @@ class Gossip(Strategy):
                 section.in_flight = True
                 section.mix(self.steps_gone_by())
                 in_flight.append((section, self.comm.swap(section.x, peer, out=section.theirs)))
-                while len(in_flight) == IN_FLIGHT or (in_flight and index + 1 == len(self._sections)):
+                while len(in_flight) == self._window or (in_flight and index + 1 == len(self._sections)):
                     oldest, work = in_flight.popleft()
                     received = yield work
                     oldest.receive(received.sub_(oldest.x), self.steps_gone_by())
@@ -204,11 +206,11 @@ class Section:
         """After the last exchange, before the exact average of all."""
 
 
-def share_buffers(sections: Sequence[Section]) -> None:
+def share_buffers(sections: Sequence[Section], window: int) -> None:
     """What comes needs a buffer for as long as it is in flight: those of a dtype share as many as can be so at once."""
     buffers: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
     for index, section in enumerate(sections):
-        x, kind = section.x, (section.x.dtype, section.x.device, index % IN_FLIGHT)
+        x, kind = section.x, (section.x.dtype, section.x.device, index % window)
         if kind not in buffers:
             buffers[kind] = x.new_empty(max(len(section.x) for section in sections))
         section.theirs = buffers[kind][: len(x)]

@@ -72,7 +72,9 @@ class LASGD(Strategy):
         self._parcels: list[Parcel] = []
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._turn = 0  # of the parcel that is sent next, the same on all ranks
-        self._depth, self._held_back = 2, False
+        self._depth, self._deepened_at = 2, 0
+        self._held_back = False  # something, by the depth alone, at the latest boundary
+        self._could_be_late: set[Parcel] = set()  # in the queue; a deeper one would have had them a step earlier
         self._plenty, self._patience = 0, FIRST_PATIENCE
         self._steps, self._first_step_at = 0, 0.0
         self._step_seconds: Work[Tensor] | None = None  # the mean over all ranks, once it is asked for
@@ -90,12 +92,19 @@ class LASGD(Strategy):
             yield from self._choose_fragments()
             if not self._parcels:
                 return
+        self._deepen_if_dry()
         while self._queue and (yield from self._is_due(self._queue[0])):
             yield from self._merge_oldest()
-        if self.delay is None:
-            self._adapt_depth()
+        self._make_shallower()
+        held_back, self._held_back = self._held_back, False
         while self._may_send(self._parcels[self._turn]):
-            self._send(training=True)
+            ran_dry = not self._queue
+            parcel = self._send(training=True)
+            if held_back and self.gradients == "own":
+                self._could_be_late.add(parcel)
+                self._deepen_if_dry()
+            elif held_back and ran_dry:  # what all ranks of a node see alike: they must send in the same step
+                self._deepen()
         while self._queue and 0 in (self.delay, self.max_delay):
             yield from self._merge_oldest()
 
@@ -142,6 +151,7 @@ class LASGD(Strategy):
 
     def _merge_oldest(self) -> Steps:
         parcel = self._queue.popleft()
+        self._could_be_late.discard(parcel)
         yield from parcel.receive()
         late = self._steps - parcel.sent_at
         self.merges += 1
@@ -153,7 +163,7 @@ class LASGD(Strategy):
 
     def _may_send(self, parcel: Parcel) -> bool:
         if parcel.in_flight or (self.delay is None and len(self._queue) >= self._depth):
-            self._held_back = True
+            self._held_back = not parcel.in_flight
             return False
         if self.delay is None:
             return self._steps - parcel.sent_at >= self.every
@@ -169,19 +179,25 @@ class LASGD(Strategy):
         self._queue.append(parcel)
         return parcel
 
-    def _adapt_depth(self) -> None:
-        """Deeper when the wire ran dry while there was more to send; shallower when for many steps it was not near it,
-        and for ever more of them, since what was tried and ran dry need not be tried again soon."""
-        if not self._queue and self._held_back:
-            self._depth = min(self._depth + 1, len(self._parcels))
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
+    def _deepen_if_dry(self) -> None:
+        """When the wire ran dry while there was more to send."""
+        if any(parcel.found_idle for parcel in self._could_be_late if parcel.sent_at > self._deepened_at):
+            self._deepen()
+
+    def _deepen(self) -> None:
+        self._depth = min(self._depth + 1, len(self._parcels))
+        self._deepened_at = self._steps
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
+
+    def _make_shallower(self) -> None:
+        """When for many steps the wire was not near running dry, and for ever more of them, since what was tried and
+        ran dry need not be tried again soon."""
         self._plenty = self._plenty + 1 if len(self._queue) > 1 else 0
         if self._plenty >= self._patience and self._depth > 2:
             self._depth -= 1
             self._plenty = 0
         if self.max_delay == 0:
             self._depth = len(self._parcels)
-        self._held_back = False
 
     def _cut(self, fragments: int) -> None:
         self._parcels = [Parcel(part, self.wire_dtype) for part in self.replica.fragments(fragments)]
@@ -219,12 +235,12 @@ class LASGD(Strategy):
             like = getattr(torch, self.wire_dtype) if self.wire_dtype is not None else flat.dtype
             size = min(max(1, len(flat) // PROBE_SHARE), PROBE_MOST)
             took = []
-            for length in (1, 1, size):  # the first warms up
+            for length in (1, size, 1, size):  # the first two warm up: a fresh connection is slow
                 began = self.comm.now()
                 yield self.comm.average(torch.zeros(length, dtype=like, device=flat.device), everyone)
                 took.append(self.comm.now() - began)
-            latency = max(latency, took[1], 1e-9)
-            seconds += took[1] + max(0.0, took[2] - took[1]) * len(flat) / size
+            latency = max(latency, took[2], 1e-9)
+            seconds += took[2] + max(0.0, took[3] - took[2]) * len(flat) / size
         means = []
         for value in (latency, seconds):
             mean: Tensor = yield self.comm.average(torch.tensor(value, dtype=torch.float64), everyone)

@@ -46,7 +46,7 @@ def sweep(given: Given) -> None:
     runs = run(settings, processes=given["processes"], out=out, progress=not quiet)
     rows = rows_of(runs)
     if not quiet:
-        print_rows(Console(stderr=True), rows)
+        print_rows(Console(stderr=True, emoji=False), rows)
     if out is not None:
         from ..report.sweep_plots import draw_sweep  # matplotlib takes its time
 

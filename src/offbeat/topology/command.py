@@ -38,7 +38,7 @@ def show(name: str, workers: int, rate: float, *, out: Path | None, json_file: s
         draw(out, name, graph, headline(name, graph))
     if json_file is not None:
         write_json(json_file, record(name, rate, graph, numbers))
-    print_topology(Console(stderr=json_file == "-"), name, graph, numbers)
+    print_topology(Console(stderr=json_file == "-", emoji=False), name, graph, numbers)
 
 
 def record(name: str, rate: float, graph: Graph, numbers: Momentum) -> dict[str, Any]:

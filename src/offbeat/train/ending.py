@@ -57,7 +57,7 @@ def finish_run(
 
         write_outputs(job.out, result, history, events, layout.node_of)
     if not job.quiet:
-        console = Console(stderr=True)
+        console = Console(stderr=True, emoji=False)
         print_result(console, result, layout.node_of)
         if job.out is not None:
             console.print(f"model, metrics, trace and picture are in {job.out}", highlight=False)

@@ -34,6 +34,12 @@ def cnn3m(shape: Shape, classes: int) -> nn.Module:
     return _plain_cnn("cnn3m", shape, classes, stages=((64, 64), (128, 128), (256, 256)), hidden=448)
 
 
+def lenet(shape: Shape, classes: int) -> nn.Module:
+    """Two convolutions and a wide hidden layer, after LeNet-5: 3 M parameters at 28x28 and little to compute, which
+    is hard on a network."""
+    return _plain_cnn("lenet", shape, classes, stages=((32,), (64,)), hidden=960)
+
+
 def _plain_cnn(name: str, shape: Shape, classes: int, *, stages: tuple[Shape, ...], hidden: int) -> nn.Module:
     channels, height, width = _image(name, shape)
     layers: list[nn.Module] = []
@@ -224,6 +230,7 @@ MODELS: dict[str, Builder] = {
     "mlp": mlp,
     "cnn": cnn,
     "cnn3m": cnn3m,
+    "lenet": lenet,
     "resnet8": resnet8,
     "resnet20": resnet20,
     "resnet18": resnet18,

@@ -145,7 +145,7 @@ def correct(outputs: Tensor, targets: Tensor) -> tuple[int, int] | None:
     return int((outputs.argmax(-1) == targets).sum()), targets.numel()
 
 
-def evaluate(model: nn.Module, task: Task, batch: int = 512) -> tuple[float | None, float]:
+def evaluate(model: nn.Module, task: Task, batch: int = 128) -> tuple[float | None, float]:
     """(accuracy, mean loss) on the test part, in eval mode; each module's training mode is put back.
 
     Accuracy is None where outputs are no scores of classes, as in a regression.

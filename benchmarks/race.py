@@ -1,0 +1,75 @@
+"""The races of the README, each one call of `offbeat compare`, its numbers kept under benchmarks/results.
+
+    python benchmarks/race.py NAME ...      run races (as root: the links are shaped), keep benchmarks/results/NAME.json
+    python benchmarks/race_table.py         write tables and pictures from what is kept
+
+Needs the extras `compare` and `rivals`, and the data of Fashion-MNIST (Debian: dataset-fashion-mnist, or --data).
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+RIVALS = "benchmarks/rivals"
+
+TO_ACCURACY = (
+    "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --link 100mbit --step-seconds 0.1 "
+    "--steps 240 --target-accuracy 0.82 --snapshots 30"
+)
+OURS = "lasgd,lasgd:wire_dtype=bfloat16,gossip,a2cid2"
+BEST_RIVALS = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
+BEST_RIVALS += f",{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
+ALL_RIVALS = ",".join(
+    [
+        BEST_RIVALS,
+        f"{RIVALS}/torchft_local_sgd.py:train:every=32",
+        f"{RIVALS}/torchft_diloco.py:train:every=64,fragments=4,delay=12",
+        f"{RIVALS}/hivemind_local.py:train:every=16",
+        f"{RIVALS}/hivemind_local.py:train:every=32",
+        f"{RIVALS}/torch_ddp.py:train:hook=bf16",
+        f"{RIVALS}/torch_ddp.py:train:hook=fp16",
+        f"{RIVALS}/decent_dp.py:train:topology=ring",
+        f"{RIVALS}/decent_dp.py:train:topology=one-peer-exp",
+        "ddp",
+    ]
+)
+CEILINGS = "--task fashion-mnist --model lenet --batch 2 --workers 4 --repeats 3"
+GPU = (
+    "--task fashion-mnist --model resnet18 --batch 128 --learning-rate 0.05 --bf16 --device cuda --workers 8 "
+    "--link 1gbit --steps 170 --target-accuracy 0.9 --snapshots 17"
+)
+RACES = {
+    "accuracy": f"{TO_ACCURACY} --strategies {OURS},{ALL_RIVALS}",
+    "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {OURS},{BEST_RIVALS},ddp",
+    "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {OURS},{BEST_RIVALS},ddp",
+    "ceilings-100mbit": f"{CEILINGS} --link 100mbit --step-seconds 0.17 --steps 120 --strategies {OURS}",
+    "ceilings-1gbit": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --strategies lasgd,gossip:rate=20,"
+    "a2cid2:rate=20",
+    "ceilings-1gbit-gpu": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --device cuda --repeats 1 "
+    "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
+    "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
+    "daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
+    "gpu": f"{GPU} --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,a2cid2:topology=ring,"
+    "a2cid2,local_sgd:every=16,diloco:every=16,fragments=4,delay=3,ddp",
+    "gpu-daso": f"{GPU} --nodes 4 --strategies daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", metavar="NAME", choices=list(RACES), help=", ".join(RACES))
+    parser.add_argument("--data", type=Path, help="where Fashion-MNIST is")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the numbers are kept")
+    arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    for name in arguments.names:
+        data = ["--data", str(arguments.data)] if arguments.data else []
+        kept = ["--json", str(arguments.results / f"{name}.json")]
+        print(f"{name}: offbeat compare {RACES[name]}", flush=True)
+        subprocess.run([sys.executable, "-m", "offbeat", "compare", *RACES[name].split(), *data, *kept], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The tables of the races are what the kept results say."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from commands import ROOT
+
+
+@pytest.fixture
+def table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("race_table", ROOT / "benchmarks" / "race_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["race_table"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(seconds: dict[str, list[float | None]]) -> dict[str, Any]:
+    runs = [
+        {
+            "strategy": strategy, "link": "100mbit", "failure": None, "seconds_to_target": value, "accuracy": 0.9,
+            "throughput_share": 0.5, "wire_utilisation": 0.25, "cpu_share": 0.1,
+        }
+        for strategy, values in seconds.items()
+        for value in values
+    ]  # fmt: skip
+    return {
+        "date": "2026-01-02T03:04:05Z", "command": ["offbeat", "compare"], "compute": "real", "target_accuracy": 0.8,
+        "machine": {"cpus": 2, "gpu": None}, "versions": {"torch": "2.13.0"}, "runs": runs,
+    }  # fmt: skip
+
+
+def test_tables_and_results_agree(table: ModuleType) -> None:
+    found = table.blocks()
+    for path in (ROOT / "README.md", ROOT / "docs" / "race.md"):
+        text = path.read_text(encoding="utf-8")
+        assert table.filled(text, found) == text, f"{path.name} is not what benchmarks/race_table.py writes"
+
+
+def test_the_fastest_comes_first_and_every_seed_is_shown(table: ModuleType) -> None:
+    race = table.Race("accuracy", record({"none": [1.0], "ddp": [100.0, 120.0], "lasgd": [10.0, None], "sgp": [30.0]}))
+    rows = table.to_accuracy_table([race])[2:]
+    assert [row.split("|")[1].strip() for row in rows] == ["`sgp`", "`ddp`", "`lasgd`"]
+    assert "| 10.0, never | - |" in rows[2], "a median with one that never got there is none"
+    assert "| 30.0 | 3.7 |" in rows[0]
+
+
+def test_one_that_could_not_run_is_listed_with_the_reason(table: ModuleType) -> None:
+    kept = record({"ddp": [100.0]})
+    kept["runs"].append({**kept["runs"][0], "strategy": "rivals/x_y.py:train:every=3", "failure": "no such luck"})
+    assert any("x y, `every=3` | could not run: no such luck" in row for row in table.to_accuracy_table(
+        [table.Race("accuracy", kept)]
+    ))  # fmt: skip
+
+
+def test_only_what_stands_between_the_marks_is_replaced(table: ModuleType) -> None:
+    text = "a\n<!-- race:begin -->\nold\n<!-- race:end -->\nb\n"
+    assert table.filled(text, {"race": ["new"], "other": ["x"]}) == text.replace("old", "new")
+
+
+def test_kept_results_name_no_place_on_the_machine() -> None:
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        assert {"date", "command", "machine", "versions", "runs"} <= kept.keys()
+        assert not [word for word in kept["command"] if Path(word).is_absolute()]
