@@ -25,15 +25,16 @@ class Memory:
         return self.weights + self.buffers + self.gradients + self.optimizer_state
 
 
-def largest_batch(peak_at: Callable[[int], int], memory_bytes: int, *, at_most: int = 1 << 20) -> int:
+def largest_batch(peak_at: Callable[[int], int], memory_bytes: int, *, first: int = 1, at_most: int = 1 << 20) -> int:
     """The largest batch whose step fits; 0 if not even one sample does. `peak_at(batch)` traces a step.
+    `first` is the first guess.
 
     A peak grows almost in proportion to the batch, so that a guess on the line through the two nearest known points is
     often right, and a few traces are enough; every second guess halves, for peaks that grow in steps.
     """
     fits, peak = 0, 0
     too_large, too_high = None, 0
-    guess, halve = 1, False
+    guess, halve = first, False
     while fits < at_most and (too_large is None or too_large - fits > 1):
         here = peak_at(guess)
         if here > memory_bytes:
