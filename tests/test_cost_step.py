@@ -58,8 +58,11 @@ def test_buckets_are_those_of_torch() -> None:
 
 
 STEP = StepTime(
-    forward_seconds=10.0, backward_seconds=20.0, optimizer_seconds=5.0, ready=((MIB, 12.0), (25 * MIB, 20.0), (9 * MIB, 30.0))
-)  # fmt: skip
+    forward_seconds=10.0,
+    backward_seconds=20.0,
+    optimizer_seconds=5.0,
+    ready=((MIB, 12.0), (25 * MIB, 20.0), (9 * MIB, 30.0)),
+)
 
 
 def test_overlap_as_in_the_recursion() -> None:

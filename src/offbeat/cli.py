@@ -444,3 +444,28 @@ def plan(**given: Any) -> None:
     from .cost.command import plan as run
 
     run(**given)
+
+
+@cli.command(short_help="Measure this device, so that plan can predict it.")
+@click.option("--device", metavar="cpu|cuda", help="[cuda where there is one]")
+@click.option("--name", help="of the profile [the device's own]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="[among the profiles of Offbeat]")
+@click.option("--minutes", type=float, default=8.0, show_default=True, help="at most, all in all; 10 or fewer")
+@click.option("--workers", type=int, help="also time all-reduces among so many local workers [no]")
+@click.option("--bf16", is_flag=True, help="kernels as under autocast to bfloat16")
+@click.option("--per-kind", type=int, default=300, show_default=True, help="most kernels of one class")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--quiet", is_flag=True, help="no progress, no summary")
+def calibrate(**given: Any) -> None:
+    """Measure this device: its kernels, and across workers its all-reduces; writes one profile of JSON.
+
+    Interrupted, it goes on where it was. Under torchrun the all-reduces are those of the launcher's workers.
+
+    \b
+    offbeat calibrate                         this device, about 8 minutes
+    offbeat calibrate --minutes 2 --workers 2
+    torchrun --nproc-per-node 8 -m offbeat calibrate --device cuda
+    """  # fmt: skip
+    from .cost.calibrate_command import calibrate as run
+
+    run(**given, under_launcher=is_worker())

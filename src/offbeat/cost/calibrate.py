@@ -3,8 +3,9 @@
 import itertools
 import platform as host
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +28,25 @@ def calibrate(
     device: torch.device | str = "cpu",
     per_kind: int = 200,
     look_at: int = 20_000,
+    at_most_seconds: float = inf,
     stopwatch: Stopwatch | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Measure up to `per_kind` kernels of each kind, of the first `look_at` of them, into the profile at `path`.
+
+    Kinds take turns, so that there are some of each when the time is over.
 
     What the profile has already is not measured again, so an interrupted calibration goes on when it is called again.
     Element-wise kernels are most of any step: without the limit they would take most of the time.
     """
     device = torch.device(device)
     stopwatch = stopwatch or Stopwatch(device=device)
-    chosen: list[Kernel] = []
-    counts: Counter[str] = Counter()
-    for kernel in dict.fromkeys(itertools.islice(kernels, look_at)):
-        if counts[kernel.kind] < per_kind:
-            counts[kernel.kind] += 1
-            chosen.append(kernel)
+    began = saved = time.monotonic()
+    chosen = _in_turns(itertools.islice(kernels, look_at), per_kind)
     profile = _profile_at(path, device)
-    saved = time.monotonic()
     for number, kernel in enumerate(chosen, 1):
+        if time.monotonic() - began > at_most_seconds:
+            break
         if kernel not in profile.timings:
             profile.timings[kernel] = stopwatch.time(kernel)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
@@ -55,6 +56,15 @@ def calibrate(
             progress(number, len(chosen), kernel)
     profile.save(path)
     return profile
+
+
+def _in_turns(kernels: Iterable[Kernel], per_kind: int) -> list[Kernel]:
+    by_kind: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in dict.fromkeys(kernels):
+        if len(by_kind[kernel.kind]) < per_kind:
+            by_kind[kernel.kind].append(kernel)
+    turns = itertools.zip_longest(*by_kind.values())
+    return [kernel for turn in turns for kernel in turn if kernel is not None]
 
 
 def _profile_at(path: Path, device: torch.device) -> Profile:

@@ -71,7 +71,11 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
         for kernel, correction in zip(kernels, corrections, strict=True)
     }
     ops = tuple(known[op.kernel] for op in step.ops)
-    time = time_step(step, [op.seconds for op in ops], profile.device.dispatch_seconds)
+    dispatch = profile.device.dispatch_seconds
+    if profile.platform == "cpu":  # host and device are one: nothing is hidden
+        time = time_step(step, [op.seconds + dispatch for op in ops])
+    else:
+        time = time_step(step, [op.seconds for op in ops], dispatch)
     return Prediction(trace=step, ops=ops, time=time, band=_band(step, ops, profile))
 
 

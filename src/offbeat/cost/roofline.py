@@ -29,7 +29,7 @@ class Device:
     vector_flops_per_second: float | None = None  # of everything else; None: as matrix products in float32
     bytes_per_second: float  # of its memory
     launch_seconds: float  # from one kernel's end to the next one's start
-    dispatch_seconds: float = 0.0  # of the host, to issue a kernel, while the device works; 0: they are one
+    dispatch_seconds: float = 0.0  # of the host, per kernel, beside what the kernel takes; a GPU works meanwhile
     memory_bytes: int
     compute_efficiency: float = 1.0  # e_c: 1 where the rates above were measured
     memory_efficiency: float = 1.0  # e_m
