@@ -1,6 +1,7 @@
 """The pictures of a plan, and the sweeps in them: what turning a knob does to the numbers."""
 
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,23 +21,8 @@ PICTURES = {"weak_scaling.png", "strong_scaling.png", "knobs.png", "roofline.png
 
 
 def test_all_pictures_are_drawn(tmp_path: Path) -> None:
-    flags = [
-        "--model",
-        "resnet8",
-        "--device",
-        "l4",
-        "--nodes",
-        "2",
-        "--workers-per-node",
-        "2",
-        "--link",
-        "1gbit",
-        "--batch",
-        "8",
-        "--out",
-        "plan",
-    ]
-    run_here(["plan", *flags, "--strategies", "ddp,local_sgd,lasgd"], tmp_path)
+    flags = "--model resnet8 --device l4 --nodes 2 --workers-per-node 2 --link 1gbit --batch 8 --out plan"
+    run_here(["plan", *shlex.split(flags), "--strategies", "ddp,local_sgd,lasgd"], tmp_path)
     assert {path.name for path in (tmp_path / "plan").iterdir()} == PICTURES | {"plan.json"}
     for name in PICTURES:
         assert (tmp_path / "plan" / name).read_bytes().startswith(b"\x89PNG")

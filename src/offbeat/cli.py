@@ -246,6 +246,11 @@ def train(device: str | None, port: int | None, **given: Any) -> None:
     help="compute time of a step; measured: on this machine, now (no longer the same bits every time)",
 )
 @click.option(
+    "--device",
+    metavar="NAME|FILE.json",
+    help="compute time of a step by a profile instead, as in plan: h100, a100, l4, cpu2, or a file of calibrate",
+)
+@click.option(
     "--link", default="1gbit", show_default=True, help="bandwidth of each node, both ways at once: 100mbit, 10gbit"
 )
 @click.option(
@@ -284,6 +289,7 @@ def simulate(**given: Any) -> None:
     offbeat simulate --workers 64 --nodes 64 --link 100mbit --strategy gossip
     offbeat simulate --straggler 0:2 --jitter 0.1 --strategy local_sgd --every 16
     offbeat simulate --timing-only --workers 4096 --nodes 4096 --steps 100 --strategy gossip
+    offbeat simulate --device l4 --task cifar10 --timing-only --steps 100 --strategy ddp
 
     Several values with commas between make it a sweep, the product of all lists: of strategies, their options, workers,
     nodes, batches, learning rates, links, latencies, stragglers, jitters and seeds. It runs on all CPUs, prints one
@@ -311,6 +317,7 @@ def simulate(**given: Any) -> None:
         "jitter",
         "timing_only",
         "model_bytes",
+        "device",
     )
     hardware = {name: single.pop(name) for name in names}
     run(make_job(single), **hardware)

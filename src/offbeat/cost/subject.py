@@ -1,7 +1,7 @@
 """Subject: the model of a plan, from a zoo name, `timm:NAME` or `file.py:function`, traced at any batch size."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -114,20 +114,28 @@ def _timm(
     return partial(timm.create_model, name, pretrained=False, num_classes=classes), shape or usual, classes
 
 
+def subject_of(task: Task, *, name: str, platform: Platform, autocast: torch.dtype | None = None) -> Subject:
+    """What a task trains; one sample of its data tells the shapes of all."""
+    return Subject(
+        name=name,
+        model=task.model,
+        sample=task.train.batch(torch.tensor([0])),
+        loss=task.loss,
+        optimizer=task.optimizer,
+        platform=platform,
+        autocast=autocast,
+        batch=task.batch,
+    )
+
+
 def _own(name: str, optimizer: str | None, common: dict[str, Any]) -> Subject:
     """What a function of the user's returns: a Task, or a model and the inputs for one sample."""
     made = call_own(name)
     if isinstance(made, Task):
-        inputs, targets = made.train.batch(torch.tensor([0]))
-        chosen = made.optimizer if optimizer is None else partial(OPTIMIZERS[optimizer], learning_rate=0.1)
-        return Subject(
-            model=made.model,
-            sample=(inputs, targets),
-            loss=made.loss,
-            optimizer=chosen,
-            batch=made.batch,
-            **common,
-        )
+        subject = subject_of(made, **common)
+        if optimizer is None:
+            return subject
+        return replace(subject, optimizer=partial(OPTIMIZERS[optimizer], learning_rate=0.1))
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise BadInput(
             f"{name} returned {type(made).__name__}: it must return an offbeat Task, or a model and the inputs of one "
