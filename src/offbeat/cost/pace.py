@@ -23,7 +23,9 @@ from ..strategy import Plan, Strategy
 from .step import StepTime, synchronous
 from .wires import Wires
 
-WARM_STEPS, TIMED_STEPS = 6, 8  # lasgd chooses its parts after 4 steps, and so does daso's shortest warm-up
+WARM_STEPS = 6  # lasgd chooses its parts after 4 steps, and daso's shortest warm-up is as long
+TIMED_STEPS = {64: 32, 256: 16}  # up to so many workers; of more, the mean over all is the same in fewer:
+FEWEST_STEPS = 6
 LONG_RUN = Plan(steps=100_000, steps_per_epoch=1)  # phases at the ends of a run are no part of its pace
 
 
@@ -121,7 +123,8 @@ def played_out(strategy: Strategy, work: Work, machines: Machines, *, seed: int 
     layout, wires = machines.layout, machines.wires
     every = max(1, int(getattr(strategy, "every", 1)), int(getattr(strategy, "b_max", 1)))
     warm = -(-WARM_STEPS // every) * every
-    last = warm + -(-TIMED_STEPS // every) * every
+    timed = next((steps for workers, steps in TIMED_STEPS.items() if layout.workers <= workers), FEWEST_STEPS)
+    last = warm + -(-timed // every) * every
     link, local = wires.as_links()
     cluster = Cluster(
         layout=layout,
@@ -132,17 +135,18 @@ def played_out(strategy: Strategy, work: Work, machines: Machines, *, seed: int 
         stragglers=machines.stragglers,
         jitter=machines.jitter,
     )
-    began: dict[Meter, float] = {}
+    began: dict[Meter, tuple[float, int]] = {}  # when, and the averages by then
     rates: dict[Meter, float] = {}  # steps per second
     averages, delays = list[float](), list[float]()
 
     def watch(meter: Meter, now: float) -> None:
         if meter.steps_done == warm:
-            began[meter] = now
+            began[meter] = now, meter.peek(now).averages
         elif meter.steps_done == last:
             status = meter.peek(now)
-            rates[meter] = (last - warm) / (now - began[meter])
-            averages.append(status.averages / last)
+            since, before = began[meter]
+            rates[meter] = (last - warm) / (now - since)
+            averages.append((status.averages - before) / (last - warm))
             if status.delay is not None:
                 delays.append(status.delay)
             if len(rates) == layout.workers:

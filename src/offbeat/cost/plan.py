@@ -24,6 +24,7 @@ from .trace import TracedStep
 from .wires import Wires
 
 USABLE_MEMORY = 0.95  # the library's workspaces and the allocator take the rest
+BANDS_PLAYED_UP_TO = 128  # workers; beyond, a band that would be played out is as wide as that of fewer workers
 HIDDEN = 0.005  # of a step: less of it exposed is not worth a second look
 
 Progress = Callable[[int, int], None]  # rows done, rows wanted
@@ -110,8 +111,10 @@ def plan(question: Question, progress: Progress | None = None) -> Answer:
     wanted = len(strategies) * len(question.sizes)
     rows: list[Row] = []
     for spec, strategy in strategies.items():
+        row: Row | None = None
         for workers in question.sizes:
-            rows.append(plan_row(question, prediction, spec, strategy, workers))
+            row = plan_row(question, prediction, spec, strategy, workers, smaller=row)
+            rows.append(row)
             if progress is not None:
                 progress(len(rows), wanted)
     return Answer(question=question, prediction=prediction, rows=tuple(rows))
@@ -137,8 +140,10 @@ def work_of(prediction: Prediction) -> Work:
     return Work(time=prediction.time, model_bytes=memory.weights + memory.buffers)
 
 
-def plan_row(question: Question, prediction: Prediction, spec: str, strategy: Strategy, workers: int) -> Row:
-    """The pace, and its band where there is anything to be unsure of."""
+def plan_row(
+    question: Question, prediction: Prediction, spec: str, strategy: Strategy, workers: int, smaller: Row | None = None
+) -> Row:
+    """The pace, and its band where there is anything to be unsure of; `smaller`: the row of fewer workers."""
     layout = question.layout(workers)
     machines = Machines(
         layout=layout,
@@ -150,7 +155,12 @@ def plan_row(question: Question, prediction: Prediction, spec: str, strategy: St
     strategy.check(layout, LONG_RUN)
     middle = pace(strategy, work, machines, seed=question.seed)
     alone = work.time.seconds
-    low, high = _efficiency_band(strategy, work, machines, prediction, question, middle)
+    if smaller is not None and middle.by == "virtual world" and workers > BANDS_PLAYED_UP_TO:
+        now = min(1.0, alone / middle.step_seconds)
+        low, high = (now * end / smaller.efficiency for end in (smaller.efficiency_low, smaller.efficiency_high))
+        high = min(1.0, high)
+    else:
+        low, high = _efficiency_band(strategy, work, machines, prediction, question, middle)
     return Row(
         strategy=spec,
         workers=workers,
