@@ -117,7 +117,8 @@ def test_largest_batch_is_the_last_that_fits() -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3, 1000, 1023, 1024, 1025])
 def test_largest_batch_of_any_growing_peak(limit: int) -> None:
     for peak in (lambda batch: 7 + batch, lambda batch: batch**2, lambda batch: 10**6 * (batch // 8) + batch):
-        assert largest_batch(peak, peak(limit)) == limit
+        for first in (1, limit, 700, 5000):  # whatever the first guess
+            assert largest_batch(peak, peak(limit), first=first) == limit
     assert largest_batch(lambda batch: batch, 10**9, at_most=limit) == limit
 
 

@@ -243,6 +243,7 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--latency -1", r"a latency of -1.0 s is not a time"),
         ("--batch 0", r"--batch 0 does not fit: it must be at least 1"),
         ("--batch 10000000", r"needs .* GB and NVIDIA H100 SXM has 76 GB for it: the largest batch that fits is \d+"),
+        ("--model gpt --device tiny.json --batch 4", r"not even one sample fits, so choose another device"),
         ("--nodes 0", r"--nodes 0 does not fit"),
         ("--straggler 7:2", r"straggler 7 is not a rank: ranks go from 0 to 1"),
         ("--jitter 1e9", r"--jitter 1000000000.0 does not fit"),
@@ -263,6 +264,8 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "broken.json").write_text('{"version": 1}')
     (tmp_path / "old.json").write_text('{"version": 0}')
+    tiny = replace(load_profile("t4"), device=replace(load_profile("t4").device, memory_bytes=1_000_000))
+    tiny.save(tmp_path / "tiny.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["offbeat", *PLAN.split(), *flags.split()])
     with pytest.raises(SystemExit) as ended:

@@ -127,7 +127,9 @@ def fitting_step(subject: Subject, profile: DeviceProfile, batch: int) -> Traced
     if step.memory.peak > room:
         guess = max(1, batch * max(0, room - step.memory.constant) // max(1, step.memory.peak - step.memory.constant))
         most = largest_batch(lambda size: subject.at(size).memory.peak, room, first=guess, at_most=batch)
-        remedy = f"the largest batch that fits is {most}" if most else "not even one sample fits, so choose another"
+        remedy = (
+            f"the largest batch that fits is {most}" if most else "not even one sample fits, so choose another device"
+        )
         raise BadInput(
             f"{subject.name} at batch {batch} needs {step.memory.peak / 1e9:.3g} GB and {profile.device.name} has "
             f"{room / 1e9:.3g} GB for it: {remedy}"
