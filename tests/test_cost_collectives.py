@@ -64,6 +64,20 @@ def test_the_slower_links_hold_the_group_back() -> None:
     assert Wires(link=link, local=fast).where(layout.on(0), layout) == "intra-node"
 
 
+def test_hierarchical_wires_share_the_link_of_a_node() -> None:
+    link, local = Link(bytes_per_second=1e9, seconds=1e-5), Link(bytes_per_second=1e11, seconds=1e-6)
+    wires = Wires(link=link, local=local, all_reduce_by="hierarchical")
+    layout = Layout.even(32, 4)
+    inside, share = Hop(1e-6, 1e-11), Hop(1e-5, 8e-9)
+    assert wires.all_reduce(8e6, layout.ranks, layout) == hierarchical(8e6, 8, 4, inside, share)
+    uneven = Layout.even(5, 2)
+    assert wires.all_reduce(8e6, uneven.ranks, uneven) == fastest(8e6, 5, Hop(1e-5, 1e-9)), "nodes must be alike"
+    ring_only = Wires(link=link, local=local, all_reduce_by="ring")
+    assert ring_only.all_reduce(8, layout.ranks, layout) == ring(8, 32, Hop(1e-5, 1e-9))
+    with pytest.raises(BadInput, match="no way to all-reduce 'rings': did you mean 'ring'"):
+        Wires(link=link, local=local, all_reduce_by="rings")
+
+
 def points(noise: float) -> list[Point]:
     """A ring with another hop from 1 MiB on."""
     draws = random.Random(0)

@@ -191,12 +191,14 @@ def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
         )  # fmt: skip
 
     calibrated(0.5).save(path)
-    assert seen == {"held-out models", "the zoo", "random layers", "learning"}
+    assert seen == {"held-out models", "the zoo", "random layers", "learning", "real steps"}
     kept = Profile.load(kernels_file(path)).timings
     profile = load_profile(str(path))
     assert profile.label == "calibrated"
     assert profile.kernels is not None
-    assert {"mlp", "trees", "roofline", "kept"} <= set(profile.kernels.held_out)
+    assert {"mlp", "trees", "roofline", "kept", "steps"} <= set(profile.kernels.held_out)
+    worst = profile.kernels.held_out["steps"]["worst"]
+    assert profile.kernels.band == (1 / (1 + worst), 1 + worst)
     assert profile.setup["torch"] == torch.__version__
     printed = run_here(
         ["plan", "--device", str(path), "--model", "mlp", "--nodes", "2", "--workers-per-node", "1", "--link", "1gbit",

@@ -97,6 +97,7 @@ def test_closed_forms_agree_with_the_virtual_world(name: str, workers: int, per_
     assert (formula.by, played.by) == ("closed form", "virtual world")
     assert played.step_seconds == pytest.approx(formula.step_seconds, rel=1e-9)
     assert played.step_seconds > STEP.seconds * 0.0999
+    assert played.averages_per_step == pytest.approx(formula.averages_per_step)
 
 
 def test_closed_forms_are_those_that_wait_for_everybody() -> None:

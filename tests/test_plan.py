@@ -246,6 +246,7 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--model gpt --device tiny.json --batch 4", r"not even one sample fits, so choose another device"),
         ("--nodes 0", r"--nodes 0 does not fit"),
         ("--straggler 7:2", r"straggler 7 is not a rank: ranks go from 0 to 1"),
+        ("--all-reduce rings", r"no way to all-reduce 'rings': did you mean 'ring'\?"),
         ("--jitter 1e9", r"--jitter 1000000000.0 does not fit"),
         ("--strategies dpd", r"no strategy 'dpd': did you mean 'ddp'\?"),
         ("--optimizer lion", r"no optimizer 'lion': .*adamw, sgd"),

@@ -427,6 +427,13 @@ def compare(**given: Any) -> None:
 @click.option("--latency", type=float, default=10e-6, show_default=True, help="of that link, in seconds, one way")
 @click.option("--local-link", help="bandwidth of each worker inside its node [the device's]")
 @click.option("--local-latency", type=float, help="inside a node, in seconds [the device's]")
+@click.option(
+    "--all-reduce",
+    default="fastest",
+    show_default=True,
+    metavar="NAME",
+    help="fastest (of the next two), ring, tree, hierarchical",
+)
 @click.option("--batch", type=int, help="samples per worker and step [the task's, else 32]")
 @click.option("--strategies", default="all", show_default=True, metavar="SPEC,SPEC,...", help="as in ddp,lasgd:every=8")
 @click.option(

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,15 +24,21 @@ from .device_profile import PROFILES, DeviceProfile
 from .fit import Fitted, fit
 from .kernel import SHORT, Kernel
 from .layers import random_kernels
-from .learn import FEWEST, learn_kernels, measured_device
+from .learn import FEWEST, Judged, learn_kernels, measured_device
 from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
-from .measured_step import host_seconds
+from .measured_step import host_seconds, measured_step
+from .predict import predict
 from .timing import Stopwatch
 from .trace import PLATFORMS, Platform
 from .zoo import held_out, kernels_of, learned_from
 
 MOST_MINUTES = 10.0
-HELD_OUT_SHARE, ZOO_SHARE, LEARN_SECONDS = 0.2, 0.3, 45.0  # of the time; what is left is for random layers
+HELD_OUT_SHARE, ZOO_SHARE, LEARN_SECONDS, STEPS_SECONDS = (
+    0.2,
+    0.3,
+    45.0,
+    60.0,
+)  # of the time; what is left is for random layers
 BATCHES = {"cpu": (4, 32), "cuda": (32, 256)}
 MOST_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 LOOK_AT = 5000  # random kernels, of which `per_kind` of each kind are measured
@@ -103,7 +110,7 @@ def learned_profile(
     stopwatch: Stopwatch | None = None,
 ) -> DeviceProfile:
     """Measured kernels are kept beside the profile, so that an interrupted calibration goes on when called again."""
-    end = time.monotonic() + 60 * minutes - min(LEARN_SECONDS, 30 * minutes)
+    end = time.monotonic() + 60 * minutes - min(LEARN_SECONDS + STEPS_SECONDS, 30 * minutes)
     stopwatch = stopwatch or Stopwatch(device=device, calls=9, at_most_seconds=0.4)
     kept, batches = kernels_file(path), batches or BATCHES[platform]
     autocast = torch.bfloat16 if bf16 else None
@@ -133,7 +140,7 @@ def learned_profile(
         raise BadInput(f"--minutes {minutes:g} was time for {len(timings)} kernels: give more")
     step("learning", 0, 1)
     known = measured_device(device_name(device), timings, memory_bytes=memory_of(device), dispatch_seconds=dispatch)
-    return DeviceProfile(
+    profile = DeviceProfile(
         device=known,
         platform=platform,
         label="calibrated",
@@ -144,6 +151,32 @@ def learned_profile(
         setup={**setup_of(device), "autocast": "bf16" if bf16 else None, "seed": seed},
         source=f"offbeat calibrate: {len(timings)} kernels",
     )
+    return judged_by_steps(
+        profile, device, batches, autocast, at_most_seconds=min(STEPS_SECONDS, 15 * minutes), step=step
+    )
+
+
+def judged_by_steps(
+    profile: DeviceProfile,
+    device: torch.device,
+    batches: tuple[int, ...],
+    autocast: torch.dtype | None,
+    *,
+    at_most_seconds: float,
+    step: Step,
+) -> DeviceProfile:
+    """With the errors of real steps of held-out models, as many as there is time for."""
+    assert profile.kernels is not None
+    wanted = [(subject, batch) for subject in held_out(profile.platform, autocast) for batch in batches]
+    errors, end = dict[str, float](), time.monotonic() + at_most_seconds
+    for number, (subject, batch) in enumerate(wanted, 1):
+        if errors and time.monotonic() > end:
+            break
+        measured = measured_step(subject, batch, device, at_most_seconds=at_most_seconds / len(wanted))
+        errors[f"{subject.name}, batch {batch}"] = predict(subject.at(batch), profile).time.seconds / measured - 1
+        step("real steps", number, len(wanted))
+    judged = Judged(errors, {}).as_dict()
+    return replace(profile, kernels=replace(profile.kernels, held_out={**profile.kernels.held_out, "steps": judged}))
 
 
 def kernels_file(path: Path) -> Path:
@@ -216,10 +249,12 @@ def _say(profile: DeviceProfile, path: Path) -> None:
     launch, host = human_seconds(device.launch_seconds), human_seconds(device.dispatch_seconds)
     moves = f"{device.bytes_per_second / 1e9:,.4g} GB/s"
     print(f"{device.name}: {rates} GFLOP/s, {moves}, {launch} a launch, {host} of the host")
-    for way in ("roofline", "mlp", "trees"):
-        mark = ", kept" if way == learned["kept"] else ""
-        print(f"  {way}: {percent(learned[way]['mean'], 1)} mean, {percent(learned[way]['worst'], 1)} worst error of "
-              f"{counted(len(learned[way]['models']), 'held-out step')}{mark}")  # fmt: skip
+    for way in ("roofline", "mlp", "trees", "steps"):
+        mark = {learned["kept"]: ", kept", "steps": ", real ones"}.get(way, "")
+        mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))
+        print(
+            f"  {way}: {mean} mean, {worst} worst error of {counted(len(learned[way]['models']), 'held-out step')}{mark}"
+        )
     if profile.all_reduce is not None:
         fitted = profile.all_reduce
         pieces = counted(len(fitted.pieces), "piece")

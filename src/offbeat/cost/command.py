@@ -1,6 +1,7 @@
 """What `offbeat plan` does with its flags."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -38,6 +39,7 @@ def plan(
     latency: float,
     local_link: str | None,
     local_latency: float | None,
+    all_reduce: str,
     batch: int | None,
     strategies: str,
     straggler: tuple[str, ...],
@@ -48,7 +50,7 @@ def plan(
     quiet: bool,
 ) -> None:
     profile = load_profile(device)
-    wires = wires_of(profile, link, latency, local_link, local_latency)
+    wires = replace(wires_of(profile, link, latency, local_link, local_latency), all_reduce_by=all_reduce)
     if not 0 <= jitter <= MOST_JITTER:
         raise BadInput(f"--jitter {jitter} does not fit: it must be 0 to {MOST_JITTER}, and 0.1 is already much")
     if out is not None and out.exists() and not out.is_dir():

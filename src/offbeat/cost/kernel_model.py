@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,8 @@ from . import residual
 from .features import NAMES, table
 from .kernel import Kernel
 from .residual import Residual
+
+LEAST_ERROR = 0.03  # nobody measures better than that
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,12 @@ class KernelModel:
                     found[place] = float(g)
         return found
 
-    def band(self, kind: str) -> tuple[float, float]:
-        """Factors around a prediction for this class."""
-        error = self.classes[kind].error
-        return exp(-error), exp(error)
+    @property
+    def band(self) -> tuple[float, float]:
+        """Factors around a prediction: as far off as the worst of the steps that it was judged on."""
+        judged = self.held_out.get("steps") or self.held_out[self.held_out["kept"]]
+        worst = max(LEAST_ERROR, judged["worst"])
+        return 1 / (1 + worst), 1 + worst
 
     def as_dict(self) -> dict[str, Any]:
         classes = {kind: each.as_dict() for kind, each in self.classes.items()}

@@ -114,6 +114,12 @@ def _every_so_often(strategy: Strategy, work: Work, machines: Machines) -> Pace:
     )
 
 
+def _averages_all(strategy: Strategy, layout: Layout) -> bool:
+    """Whether the gradients of all workers are averaged in every step."""
+    everyone = strategy.gradient_ranks(layout, 0) == layout.ranks and layout.workers > 1
+    return everyone and strategy.averages_gradients(LONG_RUN.steps)
+
+
 class _Enough(Exception):
     """All workers have made the steps that are timed."""
 
@@ -166,7 +172,7 @@ def played_out(strategy: Strategy, work: Work, machines: Machines, *, seed: int 
     seconds = layout.workers / sum(rates.values())
     return Pace(
         step_seconds=seconds,
-        averages_per_step=sum(averages) / layout.workers,
+        averages_per_step=1.0 if _averages_all(strategy, layout) else sum(averages) / layout.workers,
         delay_steps=sum(delays) / len(delays) if delays else None,
         by="virtual world",
         wire_seconds=max(0.0, seconds - work.time.seconds),

@@ -76,7 +76,7 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
         time = time_step(step, [op.seconds + dispatch for op in ops])
     else:
         time = time_step(step, [op.seconds for op in ops], dispatch)
-    return Prediction(trace=step, ops=ops, time=time, band=_band(step, ops, profile))
+    return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile))
 
 
 def _op_time(kernel: Kernel, device: Device, correction: float | None) -> OpTime:
@@ -86,11 +86,10 @@ def _op_time(kernel: Kernel, device: Device, correction: float | None) -> OpTime
     return OpTime(device.launch_seconds + busy, bound, correction is not None)
 
 
-def _band(step: TracedStep, ops: tuple[OpTime, ...], profile: DeviceProfile) -> tuple[float, float]:
-    """Errors of operations of one class go together, so the band is the mean of theirs, weighted by time."""
-    total = low = high = 0.0
-    for op, time in zip(step.ops, ops, strict=True):
-        narrow = profile.kernels.band(op.kind) if profile.kernels is not None and time.learned else profile.band
-        low, high = low + time.seconds * narrow[0], high + time.seconds * narrow[1]
-        total += time.seconds
-    return (low / total, high / total) if total else profile.band
+def _band(ops: tuple[OpTime, ...], profile: DeviceProfile) -> tuple[float, float]:
+    """The mean of what was learned and what was not, weighted by time: errors of many operations go together."""
+    learned = profile.band if profile.kernels is None else profile.kernels.band
+    total = sum(op.seconds for op in ops)
+    share = sum(op.seconds for op in ops if op.learned) / total if total else 0.0
+    low, high = (share * own + (1 - share) * rest for own, rest in zip(learned, profile.band, strict=True))
+    return low, high

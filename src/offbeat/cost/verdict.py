@@ -79,6 +79,10 @@ def notes(answer: Answer) -> list[str]:
             f"not in the profile, so estimated by roofline: {', '.join(prediction.estimated)}, "
             f"{percent(share, 1)} of the time"
         )
+    played = sorted({row.strategy for row in answer.rows if row.by == "virtual world"})
+    by = answer.question.wires.all_reduce_by
+    if by != "fastest" and played:
+        said.append(f"all-reduces are {by}; those of {', '.join(played)}, played out, are rings or trees")
     if other := profile.differs_from():
         said.append(f"{other}: calibrate again for times that are of today")
     return said

@@ -1,14 +1,17 @@
 """Wires: how long an all-reduce over the workers of a layout takes, by data sheet or as it was measured."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import unknown
 from ..layout import Layout, Ranks
 from ..sim.network import Link
-from .collectives import Cost, Hop, fastest
+from .collectives import ALGORITHMS, Cost, Hop, fastest, hierarchical
 from .fit import Fitted
 
 Where = Literal["intra-node", "inter-node"]
+ALL_REDUCES = ("fastest", *ALGORITHMS, "hierarchical")
 DATASHEET_BAND = (0.9, 1.25)  # a link carries a little more or quite less than one thinks
 
 
@@ -22,7 +25,12 @@ class Wires:
     link: Link  # of each node
     local: Link  # of each worker inside its node
     fitted: Fitted | None = None  # instead, where all-reduces were measured
+    all_reduce_by: str = "fastest"  # of ring and tree; or ring, tree, hierarchical
     slower: float = 1.0  # all of it, for a band
+
+    def __post_init__(self) -> None:
+        if self.all_reduce_by not in ALL_REDUCES:
+            raise unknown("way to all-reduce", self.all_reduce_by, ALL_REDUCES)
 
     def all_reduce(self, nbytes: float, ranks: Ranks, layout: Layout) -> Cost:
         """By the ring or the tree, whichever is faster."""
@@ -30,8 +38,13 @@ class Wires:
             return Cost(0.0, 0.0)
         if self.fitted is not None:
             cost = self.fitted.cost(nbytes, len(ranks))
+        elif self.all_reduce_by == "hierarchical" and (even := self._even(ranks, layout)):
+            inside, per_node = Hop(self.local.seconds, 1 / self.local.bytes_per_second), len(ranks) // even
+            share = Hop(self.link.seconds, per_node / self.link.bytes_per_second)  # a worker's, of its node's link
+            cost = hierarchical(nbytes, per_node, even, inside, share)
         else:
-            cost = fastest(nbytes, len(ranks), self._slowest_hop(ranks, layout))
+            algorithm = ALGORITHMS.get(self.all_reduce_by, fastest)
+            cost = algorithm(nbytes, len(ranks), self._slowest_hop(ranks, layout))
         return Cost(cost.latency_seconds * self.slower, cost.transfer_seconds * self.slower)
 
     def where(self, ranks: Ranks, layout: Layout) -> Where:
@@ -65,6 +78,11 @@ class Wires:
         if len(used) == 1 and self._neighbours(ranks, layout):
             used.append(self.local)
         return Hop(max(link.seconds for link in used), 1 / min(link.bytes_per_second for link in used))
+
+    def _even(self, ranks: Ranks, layout: Layout) -> int:
+        """The nodes of these ranks, where each has as many of them; else 0."""
+        counts = Counter(layout.node_of[rank] for rank in ranks)
+        return len(counts) if len(set(counts.values())) == 1 else 0
 
     def _within(self, ranks: Ranks, layout: Layout) -> bool:
         return len({layout.node_of[rank] for rank in ranks}) == 1
