@@ -21,13 +21,14 @@ from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.features import NAMES, features
 from offbeat.cost.kernel_model import KernelModel
 from offbeat.cost.layers import random_kernels
-from offbeat.cost.learn import judge, learn_kernels, measured_device
+from offbeat.cost.learn import judge, kernel_seconds, learn_kernels, measured_device
 from offbeat.cost.measured_collectives import measured_all_reduces
 from offbeat.cost.measured_step import measured_step
 from offbeat.cost.predict import predict
 from offbeat.cost.profile import Profile
 from offbeat.cost.residual import from_dict, learn_mlp, learn_trees
 from offbeat.cost.roofline import op_seconds
+from offbeat.cost.step_fit import fit_steps
 from offbeat.cost.subject import find_subject
 from offbeat.cost.timing import Stopwatch, Timing
 from offbeat.cost.verdict import notes
@@ -47,11 +48,12 @@ def imagined(kernel: Kernel) -> Timing:
     return Timing(DEVICE.launch_seconds + busy * factor, 0.0, 3)
 
 
-def perceptron(width: int) -> TracedStep:
+@lru_cache
+def perceptron(width: int, batch: int = 48) -> TracedStep:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
-    return trace(build, torch.zeros(48, width), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1))
+    return trace(build, torch.zeros(batch, width), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1))
 
 
 @lru_cache
@@ -168,6 +170,26 @@ def test_judging_knows_a_perfect_model_from_none() -> None:
     judged = judge(KernelModel({}, {}), free, exact, {"300": perceptron(300)})
     assert judged.mean < 1e-9
     assert max(judged.by_kind.values()) < 1e-9
+
+
+def test_what_a_step_adds_to_its_kernels_is_found() -> None:
+    def real(step: TracedStep) -> float:
+        kernels = [op.kernel for op in step.ops]
+        own = [seconds - DEVICE.launch_seconds for seconds in kernel_seconds(learned(), kernels, DEVICE)]
+        scaled = [(0.8 if op.kind == "matmul" else 0.5) * taken for op, taken in zip(step.ops, own, strict=True)]
+        return sum(scaled) + len(kernels) * (DEVICE.launch_seconds + 7e-6)
+
+    steps = [perceptron(width, batch) for width in (16, 100, 300, 900) for batch in (2, 48, 500)]
+    fitted = fit_steps([(step, real(step)) for step in steps], DEVICE, learned())
+    assert fitted.host_seconds == pytest.approx(7e-6, rel=0.1)
+    assert fitted.scales["matrix"] == pytest.approx(0.8, abs=0.05)
+    assert 0.45 < fitted.scales["rest"] < 0.75, "held near 1"
+    device = replace(DEVICE, dispatch_seconds=fitted.host_seconds)
+    profile = replace(profile_with(replace(learned(), scales=fitted.scales)), device=device)
+    errors = [predict(step, profile).time.seconds / real(step) - 1 for step in steps]
+    assert max(map(abs, errors)) < 0.06
+    before = predict(steps[-1], profile_with(learned())).time.seconds / real(steps[-1]) - 1
+    assert before > 0.2
 
 
 def test_held_out_models_are_not_those_of_the_calibration() -> None:

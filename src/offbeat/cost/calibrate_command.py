@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from .learn import FEWEST, Judged, learn_kernels, measured_device
 from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
 from .measured_step import host_seconds, measured_step
 from .predict import predict
+from .step_fit import fit_steps
+from .subject import Subject
 from .timing import Stopwatch
 from .trace import PLATFORMS, Platform
 from .zoo import held_out, kernels_of, learned_from
@@ -110,14 +112,14 @@ def learned_profile(
     stopwatch: Stopwatch | None = None,
 ) -> DeviceProfile:
     """Measured kernels are kept beside the profile, so that an interrupted calibration goes on when called again."""
-    end = time.monotonic() + 60 * minutes - min(LEARN_SECONDS + STEPS_SECONDS, 30 * minutes)
+    end = time.monotonic() + 60 * minutes - min(LEARN_SECONDS + 2 * STEPS_SECONDS, 30 * minutes)
     stopwatch = stopwatch or Stopwatch(device=device, calls=9, at_most_seconds=0.4)
     kept, batches = kernels_file(path), batches or BATCHES[platform]
     autocast = torch.bfloat16 if bf16 else None
     judged_by = {
         f"{each.name}, batch {batch}": each.at(batch) for each in held_out(platform, autocast) for batch in batches
     }
-    dispatch = host_seconds(itertools.islice(learned_from(platform), 2, 3), device, stopwatch)
+    dispatch = host_seconds(itertools.islice(learned_from(platform), 2, 3), device) if platform == "cuda" else 0.0
 
     def some(what: str, kernels: Iterator[Kernel], share: float, most: int) -> None:
         left = end - time.monotonic()
@@ -140,41 +142,50 @@ def learned_profile(
         raise BadInput(f"--minutes {minutes:g} was time for {len(timings)} kernels: give more")
     step("learning", 0, 1)
     known = measured_device(device_name(device), timings, memory_bytes=memory_of(device), dispatch_seconds=dispatch)
+    kernels = learn_kernels(timings, known, judged_by, seed=seed)
+    seconds = min(STEPS_SECONDS, 8 * minutes)
+    if platform == "cpu":
+        real = real_steps(learned_from(platform, autocast), device, batches, at_most_seconds=seconds, step=step)
+        fitted_steps = fit_steps([(subject.at(batch), taken) for subject, batch, taken in real], known, kernels)
+        known = replace(known, dispatch_seconds=fitted_steps.host_seconds)
+        kernels = replace(kernels, scales=fitted_steps.scales)
     profile = DeviceProfile(
         device=known,
         platform=platform,
         label="calibrated",
         band=BAND_OF_THE_REST,
         local=LOCAL[platform],
-        kernels=learn_kernels(timings, known, judged_by, seed=seed),
+        kernels=kernels,
         all_reduce=fitted,
         setup={**setup_of(device), "autocast": "bf16" if bf16 else None, "seed": seed},
         source=f"offbeat calibrate: {len(timings)} kernels",
     )
-    return judged_by_steps(
-        profile, device, batches, autocast, at_most_seconds=min(STEPS_SECONDS, 15 * minutes), step=step
-    )
+    real = real_steps(held_out(platform, autocast), device, batches, at_most_seconds=seconds, step=step)
+    return judged_by_steps(profile, real)
 
 
-def judged_by_steps(
-    profile: DeviceProfile,
-    device: torch.device,
-    batches: tuple[int, ...],
-    autocast: torch.dtype | None,
-    *,
-    at_most_seconds: float,
-    step: Step,
-) -> DeviceProfile:
-    """With the errors of real steps of held-out models, as many as there is time for."""
-    assert profile.kernels is not None
-    wanted = [(subject, batch) for subject in held_out(profile.platform, autocast) for batch in batches]
-    errors, end = dict[str, float](), time.monotonic() + at_most_seconds
+def real_steps(
+    subjects: Iterator[Subject], device: torch.device, batches: tuple[int, ...], *, at_most_seconds: float, step: Step
+) -> list[tuple[Subject, int, float]]:
+    """Real steps of models, as many as there is time for, and what each took."""
+    wanted = [(subject, batch) for subject in subjects for batch in batches]
+    found, end = list[tuple[Subject, int, float]](), time.monotonic() + at_most_seconds
     for number, (subject, batch) in enumerate(wanted, 1):
-        if errors and time.monotonic() > end:
-            break
-        measured = measured_step(subject, batch, device, at_most_seconds=at_most_seconds / len(wanted))
-        errors[f"{subject.name}, batch {batch}"] = predict(subject.at(batch), profile).time.seconds / measured - 1
-        step("real steps", number, len(wanted))
+        if len(found) < 2 or time.monotonic() < end:
+            found.append(
+                (subject, batch, measured_step(subject, batch, device, at_most_seconds=at_most_seconds / len(wanted)))
+            )
+            step("real steps", number, len(wanted))
+    return found
+
+
+def judged_by_steps(profile: DeviceProfile, steps: Sequence[tuple[Subject, int, float]]) -> DeviceProfile:
+    """With the errors of real steps of held-out models."""
+    assert profile.kernels is not None
+    errors = {
+        f"{subject.name}, batch {batch}": predict(subject.at(batch), profile).time.seconds / seconds - 1
+        for subject, batch, seconds in steps
+    }
     judged = Judged(errors, {}).as_dict()
     return replace(profile, kernels=replace(profile.kernels, held_out={**profile.kernels.held_out, "steps": judged}))
 
@@ -252,9 +263,8 @@ def _say(profile: DeviceProfile, path: Path) -> None:
     for way in ("roofline", "mlp", "trees", "steps"):
         mark = {learned["kept"]: ", kept", "steps": ", real ones"}.get(way, "")
         mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))
-        print(
-            f"  {way}: {mean} mean, {worst} worst error of {counted(len(learned[way]['models']), 'held-out step')}{mark}"
-        )
+        steps = counted(len(learned[way]["models"]), "held-out step")
+        print(f"  {way}: {mean} mean, {worst} worst error of {steps}{mark}")
     if profile.all_reduce is not None:
         fitted = profile.all_reduce
         pieces = counted(len(fitted.pieces), "piece")

@@ -7,8 +7,9 @@ what is better there is kept, and both errors are written down.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def judge(model: KernelModel, timings: Timings, device: Device, held_out: Mappin
         if not kernels:
             continue
         measured = np.array([timings[kernel].seconds for kernel in kernels])
-        predicted = np.array([*_predicted(model, kernels, device)])
+        predicted = np.array(kernel_seconds(model, kernels, device))
         errors[name] = float(predicted.sum() / measured.sum() - 1)
         for kernel, was, said in zip(kernels, measured, predicted, strict=True):
             total[kernel.kind] += was
@@ -111,9 +112,13 @@ def judge(model: KernelModel, timings: Timings, device: Device, held_out: Mappin
     return Judged(errors, {kind: wrong[kind] / total[kind] for kind in total})
 
 
-def _predicted(model: KernelModel, kernels: list[Kernel], device: Device) -> Iterator[float]:
-    for kernel, g in zip(kernels, model.corrections(kernels), strict=True):
-        yield device.launch_seconds + _roof(kernel, device) * float(np.exp(g or 0.0))
+def kernel_seconds(model: KernelModel, kernels: Sequence[Kernel], device: Device) -> list[float]:
+    """What the model says that each takes."""
+    corrections = model.corrections(kernels)
+    return [
+        device.launch_seconds + _roof(kernel, device) * exp(g or 0.0)
+        for kernel, g in zip(kernels, corrections, strict=True)
+    ]
 
 
 def _learn_classes(way: Way, timings: Timings, device: Device, seed: int) -> KernelModel:

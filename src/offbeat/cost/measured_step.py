@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from .subject import Subject
-from .timing import Stopwatch
 
-WARM_STEPS = 2
+WARM_STEPS, FEWEST_STEPS = 2, 3
 
 
 def measured_step(
@@ -23,16 +22,15 @@ def measured_step(
     step = training_step(subject, batch, device)
     seconds: list[float] = []
     began = time.perf_counter()
-    for number in range(WARM_STEPS + steps):
+    while len(seconds) < WARM_STEPS + steps:
         start = time.perf_counter()
         step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if number >= WARM_STEPS:
-            seconds.append(time.perf_counter() - start)
-        if len(seconds) >= 3 and time.perf_counter() - began > at_most_seconds:
+        seconds.append(time.perf_counter() - start)
+        if len(seconds) >= FEWEST_STEPS and time.perf_counter() - began > at_most_seconds:
             break
-    return statistics.median(seconds)
+    return statistics.median(seconds[1:] if len(seconds) <= WARM_STEPS + 1 else seconds[WARM_STEPS:])
 
 
 def training_step(subject: Subject, batch: int, device: torch.device) -> Callable[[], None]:
@@ -61,21 +59,11 @@ def training_step(subject: Subject, batch: int, device: torch.device) -> Callabl
     return step
 
 
-def host_seconds(subjects: Iterable[Subject], device: torch.device, stopwatch: Stopwatch) -> float:
-    """What the host adds to each kernel: Python, modules, autograd. On a GPU, all that it needs to issue one.
-
-    Of models of many small kernels, one sample at a time.
-    """
-    found = []
-    for subject in subjects:
-        ops = subject.at(1).ops
-        seconds = measured_step(subject, 1, device, steps=30)
-        if device.type == "cpu":
-            kernels = {op.kernel: 0.0 for op in ops}
-            kernels = {kernel: stopwatch.time(kernel).seconds for kernel in kernels}
-            seconds -= sum(kernels[op.kernel] for op in ops)
-        found.append(max(0.0, seconds) / len(ops))
-    return statistics.median(found)
+def host_seconds(subjects: Iterable[Subject], device: torch.device) -> float:
+    """What the host needs to issue a kernel: Python, modules, autograd; of many small kernels on a GPU."""
+    return statistics.median(
+        measured_step(subject, 1, device, steps=30) / len(subject.at(1).ops) for subject in subjects
+    )
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

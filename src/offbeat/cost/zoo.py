@@ -15,7 +15,7 @@ from .kernel import Kernel
 from .subject import Subject
 from .trace import Platform
 
-IMAGE, LARGE_IMAGE = (3, 32, 32), (3, 112, 112)
+IMAGE, LARGE_IMAGE = (3, 32, 32), (3, 96, 96)
 
 
 class MixerBlock(nn.Module):
