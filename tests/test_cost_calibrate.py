@@ -93,6 +93,18 @@ def test_calibration_is_balanced_and_goes_on_where_it_was(tmp_path: Path) -> Non
     assert all(timing.seconds > 0 and timing.calls == 3 for timing in second.timings.values())
 
 
+def test_calibration_ends_in_time_and_kinds_take_turns(tmp_path: Path) -> None:
+    kernels = some(300)
+    assert not calibrate(kernels, tmp_path / "none.json", at_most_seconds=-1.0, stopwatch=QUICK).timings
+    order: list[str] = []
+    calibrate(
+        kernels, tmp_path / "cpu.json", per_kind=2, stopwatch=QUICK,
+        progress=lambda _done, _wanted, kernel: order.append(kernel.kind),
+    )  # fmt: skip
+    kinds = len(set(order))
+    assert len(set(order[:kinds])) == kinds, "one of each before any second"
+
+
 def test_profile_of_another_setup_is_not_added_to(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     profile = calibrate(some(3), path, stopwatch=QUICK)

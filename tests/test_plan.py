@@ -19,6 +19,7 @@ from offbeat.cost.command import record
 from offbeat.cost.device_profile import DeviceProfile, load_profile, profile_names
 from offbeat.cost.plan import Answer, Question, Row, plan
 from offbeat.cost.predict import predict
+from offbeat.cost.step import synchronous
 from offbeat.cost.subject import Subject, find_subject
 from offbeat.cost.verdict import best, knee, notes, verdict
 from offbeat.cost.wires import Wires
@@ -73,6 +74,34 @@ def test_rows_are_consistent() -> None:
     assert last["ddp"].efficiency < last["local_sgd"].efficiency < last["lasgd"].efficiency
     assert last["ddp"].efficiency_low < last["ddp"].efficiency < last["ddp"].efficiency_high
     assert last["ddp"].bottleneck in ("inter-node", "latency")
+
+
+def test_the_band_is_fast_compute_on_a_slow_wire_and_the_reverse() -> None:
+    row = answer().of("ddp")[-1]
+    layout, (fast, slow) = question().layout(16), answer().prediction.band
+    best_wire, worst_wire = question().wires.band
+
+    def efficiency(compute: float, wire: float) -> float:
+        time = answer().prediction.time.scaled(compute)
+        wires = replace(question().wires, slower=wire)
+        step = synchronous(time, lambda nbytes: wires.all_reduce(nbytes, layout.ranks, layout).seconds)
+        return time.seconds / step.seconds
+
+    assert row.efficiency_low == pytest.approx(efficiency(fast, worst_wire))
+    assert row.efficiency_high == pytest.approx(efficiency(slow, best_wire))
+    assert row.efficiency_low < min(efficiency(fast, best_wire), efficiency(slow, worst_wire))
+
+
+def test_bands_of_many_played_out_workers_are_as_wide_as_those_of_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    sgp = question(strategies=("sgp",))
+    played = plan(sgp).rows
+    monkeypatch.setattr("offbeat.cost.plan.BANDS_PLAYED_UP_TO", 8)
+    quick = plan(sgp).rows
+    assert quick[:4] == played[:4]
+    before, last = quick[-2:]
+    assert last.efficiency_low / last.efficiency == pytest.approx(before.efficiency_low / before.efficiency)
+    assert last.efficiency == played[-1].efficiency < 1
+    assert last.efficiency_low == pytest.approx(played[-1].efficiency_low, rel=0.2)
 
 
 def test_bottlenecks_follow_the_hardware() -> None:
