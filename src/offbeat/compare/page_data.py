@@ -190,7 +190,7 @@ def _timeline(lap: Lap, most: int, words: Words) -> dict[str, Any]:
         "seed": lap.config.seed,
         "step_seconds": _short(step_seconds(workers)),
         "tracks": tracks(workers),
-        "since": _short(min(bars[0].start for bars in workers)),
+        "since": _short(min((bars[0].start for bars in workers if bars), default=0.0)),
         "workers": [
             [
                 (

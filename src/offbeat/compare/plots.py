@@ -158,7 +158,8 @@ def _timeline_figure(rows: Sequence[Row], looks: Looks, where: str) -> Figure:
 
 
 def _draw_timeline(axes: Axes, workers: Sequence[Sequence[Bar]], colour: str, width: float) -> None:
-    end = min(max(bar.end for bar in bars if bar.what in ("compute", "step")) for bars in workers)
+    ends = [max((bar.end for bar in bars if bar.what in ("compute", "step")), default=0.0) for bars in workers]
+    end = min((end for end in ends if end > 0), default=width)
     since = max(0.0, end - width)
     beside = tracks(workers)
     for rank, bars in enumerate(workers):
