@@ -24,7 +24,6 @@ from .kept import FILE, keep, read_kept
 from .pool import News, run_all
 from .setting import Setting
 
-
 ALMOST = 0.99  # of a run whose last step is done, but not what follows it
 
 
