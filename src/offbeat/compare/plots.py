@@ -14,7 +14,8 @@ from ..report.outputs import replacing
 from ..report.summary import DPI, FAINT, GRID, INK, style_axes
 from ..report.table import percent
 from .contest import Contest, Outcome
-from .page_data import colours_of, labels_of, place_name, training_loss
+from .looks import colours_of, labels_of, place_name
+from .page_data import training_loss
 from .table import Column, Row, columns_of, rows_of
 from .timeline import Bar, What, step_seconds, timeline, tracks
 
