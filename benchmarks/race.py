@@ -20,6 +20,7 @@ TO_ACCURACY = (
     "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --link 100mbit --step-seconds 0.1 "
     "--steps 240 --target-accuracy 0.82 --snapshots 30"
 )
+EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
 AVERAGES, PAIRS = "lasgd,lasgd:wire_dtype=bfloat16", "gossip,a2cid2"
 BEST_RIVALS = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
 BEST_RIVALS += f",{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
@@ -46,6 +47,8 @@ RACES = {
     "accuracy-pairs": f"{TO_ACCURACY} --strategies {PAIRS}",
     "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
     "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
+    "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
+    "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire
     "ceilings-100mbit": f"{CEILINGS} --link 100mbit --step-seconds 0.17 --steps 120 --strategies {AVERAGES},{PAIRS}",
     "ceilings-1gbit": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --strategies lasgd,gossip:rate=20,"
     "a2cid2:rate=20",

@@ -256,7 +256,7 @@ def test_progress_says_what_runs_and_how_long_it_will_take(tmp_path: Path) -> No
 def test_every_run_is_counted_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose last step and whose end are told one after the other."""
 
-    def run_all(settings: list[Setting], processes: int, tell: Callable[[News], None]) -> None:
+    def run_all(settings: list[Setting], _processes: int, tell: Callable[[News], None]) -> None:
         for setting in settings:
             tell(News(setting, 1.0))
             tell(News(setting, 1.0, run_one(setting, lambda _: None)))
