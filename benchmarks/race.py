@@ -55,7 +55,7 @@ RACES = {
     "ceilings-1gbit-gpu": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --device cuda --repeats 1 "
     "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
-    "daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
+    "lasgd:gradients=node,every=100000,daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
     "gpu": f"{GPU} --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,a2cid2,"
     "a2cid2:topology=exponential,local_sgd:every=16,diloco:every=16,fragments=4,delay=3,ddp",
     "gpu-daso": f"{GPU} --nodes 4 --strategies daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
