@@ -7,25 +7,27 @@ Needs the extras `compare` and `rivals`, and the data of Fashion-MNIST (Debian: 
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 RIVALS = "benchmarks/rivals"
 
 TO_ACCURACY = (
     "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --link 100mbit --step-seconds 0.1 "
     "--steps 240 --target-accuracy 0.82 --snapshots 30"
 )
-OURS = "lasgd,lasgd:wire_dtype=bfloat16,gossip,a2cid2"
+EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
+AVERAGES, PAIRS = "lasgd,lasgd:wire_dtype=bfloat16", "gossip,a2cid2"
 BEST_RIVALS = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
 BEST_RIVALS += f",{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
 ALL_RIVALS = ",".join(
     [
         BEST_RIVALS,
         f"{RIVALS}/torchft_local_sgd.py:train:every=32",
-        f"{RIVALS}/torchft_diloco.py:train:every=64,fragments=4,delay=12",
         f"{RIVALS}/hivemind_local.py:train:every=16",
         f"{RIVALS}/hivemind_local.py:train:every=32",
         f"{RIVALS}/torch_ddp.py:train:hook=bf16",
@@ -41,18 +43,21 @@ GPU = (
     "--link 1gbit --steps 170 --target-accuracy 0.9 --snapshots 17"
 )
 RACES = {
-    "accuracy": f"{TO_ACCURACY} --strategies {OURS},{ALL_RIVALS}",
-    "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {OURS},{BEST_RIVALS},ddp",
-    "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {OURS},{BEST_RIVALS},ddp",
-    "ceilings-100mbit": f"{CEILINGS} --link 100mbit --step-seconds 0.17 --steps 120 --strategies {OURS}",
+    "accuracy": f"{TO_ACCURACY} --strategies {AVERAGES},{ALL_RIVALS}",
+    "accuracy-pairs": f"{TO_ACCURACY} --strategies {PAIRS}",
+    "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
+    "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
+    "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
+    "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire
+    "ceilings-100mbit": f"{CEILINGS} --link 100mbit --step-seconds 0.17 --steps 120 --strategies {AVERAGES},{PAIRS}",
     "ceilings-1gbit": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --strategies lasgd,gossip:rate=20,"
     "a2cid2:rate=20",
     "ceilings-1gbit-gpu": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --device cuda --repeats 1 "
     "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
-    "daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
-    "gpu": f"{GPU} --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,a2cid2:topology=ring,"
-    "a2cid2,local_sgd:every=16,diloco:every=16,fragments=4,delay=3,ddp",
+    "lasgd:gradients=node,every=100000,daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
+    "gpu": f"{GPU} --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,a2cid2,"
+    "a2cid2:topology=exponential,local_sgd:every=16,diloco:every=16,fragments=4,delay=3,ddp",
     "gpu-daso": f"{GPU} --nodes 4 --strategies daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
 }
 
@@ -65,10 +70,21 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
-        data = ["--data", str(arguments.data)] if arguments.data else []
-        kept = ["--json", str(arguments.results / f"{name}.json")]
+        data = ["--data", str(arguments.data.resolve())] if arguments.data else []
+        out = ROOT / "runs" / f"race-{name}"  # with the report; what is measured so far is there if the race breaks off
         print(f"{name}: offbeat compare {RACES[name]}", flush=True)
-        subprocess.run([sys.executable, "-m", "offbeat", "compare", *RACES[name].split(), *data, *kept], check=True)
+        words = [*RACES[name].split(), *data, "--out", str(out)]
+        subprocess.run([sys.executable, "-m", "offbeat", "compare", *words], check=True, cwd=ROOT)
+        record = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+        record["commit"] = commit()
+        (arguments.results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def commit() -> str | None:
+    """Of the sources that ran; None where they are no clone."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None if found.returncode == 0 else None
 
 
 if __name__ == "__main__":

@@ -45,6 +45,22 @@ def average_lands_in_out(comm: Comm) -> Steps:
     assert torch.equal(x, out)
 
 
+def average_tells_whether_the_wire_waited_for_this_rank(comm: Comm) -> Steps:
+    if comm.rank == 3:
+        yield comm.sleep(0.05)  # so that the others' first average is under way when they begin the second
+    first, second = (comm.average(torch.zeros(4), RANKS) for _ in range(2))
+    yield second
+    number = comm.average(torch.zeros(()), RANKS)
+    assert first.found_idle
+    assert not second.found_idle or comm.rank == 3
+    assert not number.found_idle, "control messages do not count"
+    yield number
+    yield first
+    third = comm.average(torch.zeros(4), RANKS)
+    yield third
+    assert third.found_idle, "a number does not keep the wire busy"
+
+
 def average_of_one_number(comm: Comm) -> Steps:
     assert (yield comm.average(torch.tensor(float(comm.rank == 2)), RANKS)).item() == 0.25
 
@@ -340,6 +356,7 @@ CASES: list[Case] = [
     average_gives_the_mean_in_a_fresh_buffer,
     average_takes_the_value_of_the_moment,
     average_lands_in_out,
+    average_tells_whether_the_wire_waited_for_this_rank,
     average_of_one_number,
     averages_are_matched_by_order,
     work_that_is_done_stays_done,

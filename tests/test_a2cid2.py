@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -20,10 +21,12 @@ from offbeat.replica import Replica, consensus_distance
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.network import Link
 from offbeat.sim.run import Run, run
-from offbeat.strategies import make_strategy
+from offbeat.strategies import gossip, make_strategy
 from offbeat.strategies.a2cid2 import A2CiD2, MomentumSection
+from offbeat.strategies.gossip import Gossip, Section
 from offbeat.topology import Momentum, heal, momentum, neighbours
 
+STEP_SECONDS, STEPS = 0.1, 400
 NUMBERS = Momentum(chi_1=13.0, chi_2=0.9, eta=0.15, alpha=0.5, alpha_tilde=1.9)
 events = st.lists(
     st.tuples(st.sampled_from(["step", "send", "receive"]), st.floats(0.01, 3.0), st.floats(-2.0, 2.0)), max_size=20
@@ -198,3 +201,46 @@ def test_a_ring_closes_around_a_dead_worker() -> None:
     assert 1 in stories[3]["met"]
     for rank in (1, 3):
         assert stories[rank]["eta"] == pytest.approx(momentum(heal(neighbours("ring", 5), {2}), 2.0).eta)
+
+
+class Dated(Section):
+    """Notes how old the records are that are sent, in steps."""
+
+    ages: ClassVar[list[float]] = []
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__(weights)
+        self._boundary = self._renewed = 0.0
+
+    def settle(self, now: float) -> None:
+        super().settle(now)
+        self._boundary = now
+
+    def renew(self) -> None:
+        super().renew()
+        if not self.in_flight:
+            self._renewed = self._boundary
+
+    def mix(self, now: float) -> None:
+        if STEPS / 2 < now < STEPS:  # warm, and before the last boundary
+            self.ages.append(now - self._renewed)
+
+
+class DatedGossip(Gossip):
+    def section(self, weights: Tensor) -> Section:
+        return Dated(weights)
+
+
+@pytest.mark.parametrize("window", [2, 8])
+@pytest.mark.parametrize(("rate", "sections_per_step"), [(1.0, 2.5), (1.0, 1.0), (0.05, 1000.0)])
+def test_what_is_sent_is_never_old(
+    monkeypatch: pytest.MonkeyPatch, window: int, rate: float, sections_per_step: float
+) -> None:
+    """On slow wires and at low rates, and where many parts are in flight, as on a GPU."""
+    monkeypatch.setattr(gossip, "IN_FLIGHT", window)
+    monkeypatch.setattr(Dated, "ages", [])
+    link = Link(bytes_per_second=sections_per_step * 2 * 8 / STEP_SECONDS, seconds=1e-6)
+    cluster = Cluster(layout=Layout.even(4, 4), step_seconds=STEP_SECONDS, link=link)
+    run(DatedGossip(rate=rate, fragments=16), cluster, Quadratic(4), [STEPS] * 4, seed=0)
+    assert len(Dated.ages) > 100
+    assert max(Dated.ages) <= 2.0

@@ -14,9 +14,10 @@ from offbeat.compare.contestant import find_contestant
 from offbeat.compare.lap import Lap
 from offbeat.compare.measures import measure, seconds_to, wire_utilisation
 from offbeat.compare.snapshots import Point, curve, flat_of, load_flat, write_snapshot
-from offbeat.compare.worker import Config, Report
+from offbeat.compare.worker import EVENTS, Config, Report, last_events
 from offbeat.emulate import missing
 from offbeat.errors import BadInput
+from offbeat.trace import Trace
 from offbeat.train.tasks import load_task
 
 RIVAL = """
@@ -60,10 +61,23 @@ def test_wire_utilisation_counts_only_while_all_train() -> None:
     assert wire_utilisation(lap(sent), [1000.0, 1000.0]) == pytest.approx(0.5)
 
 
-def test_time_to_a_target_is_that_of_the_first_point_that_has_it() -> None:
-    points = [Point(1.0, 5, 0.5, 1.0), Point(2.0, 10, 0.8, 0.5), Point(3.0, 15, 0.7, 0.5)]
-    assert seconds_to(lap(points=points), 0.75) == 2.0
-    assert seconds_to(lap(points=points), 0.9) is None
+def test_time_to_a_target_lies_between_points_and_luck_does_not_count() -> None:
+    points = [Point(float(k), 5, accuracy, 1.0) for k, accuracy in enumerate([0.5, 0.8, 0.7, 0.8, 0.9])]
+    assert seconds_to(points, 0.75) == pytest.approx(2.5), "at 1.0 the next point does not have it"
+    assert seconds_to(points, 0.65) == pytest.approx(0.5)
+    assert seconds_to(points, 0.5) == 0.0
+    assert seconds_to(points, 0.85) == pytest.approx(3.5), "nothing comes after the last"
+    assert seconds_to(points, 0.95) is None
+    assert seconds_to([Point(1.0, 5, None, 1.0)], 0.5) is None
+    assert measure(lap(points=points), samples_per_step=4, target_accuracy=0.65, link=()).seconds_to_target == 0.5
+
+
+def test_events_after_the_last_step_leave_room_for_the_steps() -> None:
+    trace = Trace(0)
+    trace.add("compute", "step", 0.0, 1.0)
+    for k in range(EVENTS):
+        trace.add("communicate", "swap", 1.0 + k, 1.0)
+    assert [event.kind for event in last_events(trace.events)] == ["compute"]
 
 
 def test_the_curve_is_that_of_the_mean_of_the_latest_snapshots(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from offbeat import cli
 from offbeat.compare import outputs
 from offbeat.compare.contest import ALONE, Contest, Entry, Outcome
 from offbeat.compare.lap import Lap
+from offbeat.compare.looks import labels_of
 from offbeat.compare.measures import measure
 from offbeat.compare.meetings import meetings
 from offbeat.compare.outputs import write_outputs
-from offbeat.compare.page_data import labels_of, page_data, script_json
+from offbeat.compare.page_data import page_data, script_json
 from offbeat.compare.snapshots import Point
 from offbeat.compare.timeline import step_seconds, timeline
 from offbeat.compare.worker import Config, Report
@@ -325,6 +327,29 @@ def test_a_timeline_is_on_the_clock_of_the_report() -> None:
             "none": set(), "ddp": {"gradients with 0, 2, 3: 40 kB"}, "lasgd": {"average with 0, 2, 3: 40 kB"},
             "gossip": {"swap with 2: 27 kB in 3 parts"}, RIVAL: set(),
         }[outcome.entry.strategy]  # fmt: skip
+
+
+def slowed(report: Report, factor: float) -> Report:
+    """The same worker, taking longer for everything."""
+    ends = [report.began_at + factor * (end - report.began_at) for end in report.step_ends]
+    events = [
+        {**e, "start": 5.0 + factor * (e["start"] - 5.0), "seconds": factor * e["seconds"]} for e in report.events
+    ]
+    return replace(report, step_ends=ends, events=events, ended_at=ends[-1] + 0.1)
+
+
+@pytest.mark.parametrize(("spec", "factor"), [("lasgd", 5.0), ("gossip", 3.0), (RIVAL, 5.0)])
+def test_a_long_race_with_a_straggler_has_a_report(tmp_path: Path, spec: str, factor: float) -> None:
+    """The fast workers have ended long before the part of the lap that is shown of the slow one."""
+    contest, _ = race(steps=1000)
+    found = outcome(contest, Entry(spec, "100kbit", 4, 0), 1.0)
+    assert found.lap is not None
+    reports = [slowed(found.lap.reports[0], factor), *found.lap.reports[1:]]
+    outcomes = [replace(found, lap=replace(found.lap, reports=reports))]
+    write_outputs(tmp_path, contest, outcomes, ABOUT)
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+    assert (tmp_path / "timeline.png").stat().st_size > 5_000
+    assert all(timeline(outcomes[0].lap, 300))  # type: ignore[arg-type]
 
 
 def test_labels_are_short_where_that_is_enough() -> None:

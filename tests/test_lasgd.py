@@ -11,13 +11,15 @@ from workers import run_workers
 
 import offbeat
 from offbeat.errors import BadInput
-from offbeat.layout import Layout
+from offbeat.layout import Layout, Ranks
 from offbeat.parcel import Parcel
 from offbeat.replica import Replica, flatten
 from offbeat.sim.cluster import Cluster
+from offbeat.sim.comm import SimComm
 from offbeat.sim.learners import NoModel
 from offbeat.sim.network import Link
 from offbeat.sim.run import Run, run
+from offbeat.sim.work import SimWork
 from offbeat.strategies import make_strategy
 
 STEP_SECONDS, NBYTES = 0.1, 1_200_000
@@ -68,6 +70,39 @@ def test_the_wire_never_runs_dry(spec: str) -> None:
         shares = sum(event.nbytes for event in sent if 5.0 < event.start + event.seconds < 19.0)
         capacity = (ends[-1] - ends[0]) * 2 * 3 / 4 * NBYTES / (4.5 * STEP_SECONDS)
         assert shares / capacity > 0.97
+
+
+class LateOnTheWire(SimComm):
+    """As on a GPU, where a snapshot waits for the kernels before it: averages begin one and a half steps later."""
+
+    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
+        if x.ndim == 0 or out is None:
+            return super().average(x, ranks, out)
+        out.copy_(x)
+        outer: SimWork[Tensor] = SimWork("average")
+        late.setdefault(self.rank, []).append(outer)
+
+        def begin() -> None:
+            inner = super(LateOnTheWire, self).average(out, ranks, out)
+            outer.found_idle = inner.found_idle
+            inner.then(lambda: outer.complete(inner.result()))
+
+        self._world.clock.after(1.5 * STEP_SECONDS, begin)
+        return outer
+
+
+late: dict[int, list[SimWork[Tensor]]] = {}
+
+
+def test_the_wire_never_runs_dry_where_averages_begin_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is never empty then, and yet the wire is, unless the queue is deep enough for the time before it."""
+    monkeypatch.setattr("offbeat.sim.run.SimComm", LateOnTheWire)
+    late.clear()
+    on_a_wire_of(4.5, "lasgd:fragments=9")
+    for works in late.values():
+        warm = works[len(works) // 2 : -20]
+        assert len(warm) > 100
+        assert sum(work.found_idle for work in warm) < 0.03 * len(warm)
 
 
 def test_each_fragment_has_at_most_one_average_in_flight() -> None:

@@ -25,11 +25,15 @@ def table() -> ModuleType:
 def record(seconds: dict[str, list[float | None]]) -> dict[str, Any]:
     runs = [
         {
-            "strategy": strategy, "link": "100mbit", "failure": None, "seconds_to_target": value, "accuracy": 0.9,
-            "throughput_share": 0.5, "wire_utilisation": 0.25, "cpu_share": 0.1,
+            "strategy": strategy, "link": "100mbit", "failure": None, "accuracy": 0.9,
+            "throughput_share": 0.5, "wire_utilisation": None, "cpu_share": 0.1, "repeat": seed, "seed": seed,
+            "curve": [
+                {"seconds": 0.0, "steps": 0, "accuracy": 0.0, "loss": 2.0},
+                {"seconds": value or 1.0, "steps": 9, "accuracy": 0.0 if value is None else 0.8, "loss": 1.0},
+            ],
         }
         for strategy, values in seconds.items()
-        for value in values
+        for seed, value in enumerate(values)
     ]  # fmt: skip
     return {
         "date": "2026-01-02T03:04:05Z", "command": ["offbeat", "compare"], "compute": "real", "target_accuracy": 0.8,
@@ -39,9 +43,12 @@ def record(seconds: dict[str, list[float | None]]) -> dict[str, Any]:
 
 def test_tables_and_results_agree(table: ModuleType) -> None:
     found = table.blocks()
-    for path in (ROOT / "README.md", ROOT / "docs" / "race.md"):
-        text = path.read_text(encoding="utf-8")
-        assert table.filled(text, found) == text, f"{path.name} is not what benchmarks/race_table.py writes"
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "docs" / "race.md")]
+    assert {"race", "race-short", "race-gpu", "race-ceilings", "race-straggler"} == found.keys()
+    for name in found:
+        assert sum(text.count(f"<!-- {name}:begin -->") for text in texts) == 1, name
+    for text in texts:
+        assert table.filled(text, found) == text, "not what benchmarks/race_table.py writes"
 
 
 def test_the_fastest_comes_first_and_every_seed_is_shown(table: ModuleType) -> None:
@@ -49,7 +56,8 @@ def test_the_fastest_comes_first_and_every_seed_is_shown(table: ModuleType) -> N
     rows = table.to_accuracy_table([race])[2:]
     assert [row.split("|")[1].strip() for row in rows] == ["`sgp`", "`ddp`", "`lasgd`"]
     assert "| 10.0, never | - |" in rows[2], "a median with one that never got there is none"
-    assert "| 30.0 | 3.7 |" in rows[0]
+    assert "| 30.0 | 3.3 | 0.50 | - | 90.0% |" in rows[0], "compared in the seed that both have"
+    assert "| 100, 120 | 1.0 |" in rows[1]
 
 
 def test_one_that_could_not_run_is_listed_with_the_reason(table: ModuleType) -> None:

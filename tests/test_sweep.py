@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from offbeat.sim.simulate import prepare, simulate
 from offbeat.strategies import make_strategy
 from offbeat.sweep import Finished, Setting, rows_of, sweep
 from offbeat.sweep.one import run_one
+from offbeat.sweep.pool import News
 from offbeat.sweep.rows import label, varying
 from offbeat.sweep.run import unique
 from offbeat.train.job import Job
@@ -252,6 +253,21 @@ def test_progress_says_what_runs_and_how_long_it_will_take(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(90)
+def test_every_run_is_counted_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose last step and whose end are told one after the other."""
+
+    def run_all(settings: list[Setting], _processes: int, tell: Callable[[News], None]) -> None:
+        for setting in settings:
+            tell(News(setting, 1.0))
+            tell(News(setting, 1.0, run_one(setting, lambda _: None)))
+
+    monkeypatch.setattr("offbeat.sweep.run.run_all", run_all)
+    monkeypatch.setattr("offbeat.report.sweep_progress.EVERY_SECONDS", 0.0)
+    sweep([replace(SHORT, seed=seed) for seed in range(2)])
+    counts = [line.split()[1] for line in capfd.readouterr().err.splitlines() if line.startswith("sweep:")]
+    assert counts == ["0", "1", "1", "2"]
+
+
 def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
     arguments = [
         "simulate", "--task", "digits", "--steps", "8", "--strategy", "ddp,lasgd:every=2,delay=1,gossip",

@@ -41,7 +41,7 @@ class TorchComm:
         self._stagings: dict[
             Ranks, Staging
         ] = {}  # once a CUDA tensor travels over a group, all goes that way, in order
-        self._latest: dict[Ranks, Collective] = {}  # over a group, control messages left out
+        self._latest: dict[Ranks, Collective] = {}  # under way over a group; control messages left out
         self._swap_staging: Staging | None = None  # its own, since a slow peer must not hold up an average
         self._shift_staging: Staging | None = None  # also without CUDA: torch cannot tell whether a message has come
 
@@ -82,16 +82,15 @@ class TorchComm:
         group = self._group(ranks)
         collective = Collective(name, buffer, ranks, nbytes, divide_by, self)
         before = self._latest.get(ranks)
-        if buffer.ndim > 0:
-            self._latest[ranks] = collective
 
         def begin(tensor: Tensor) -> dist.Work:
-            collective.found_idle = before is None or before.done
+            collective.found_idle = buffer.ndim > 0 and (before is None or before.off_the_wire)
             work: dist.Work = (
                 dist.all_reduce(tensor, group=group, async_op=True)
                 if name == "average"
                 else dist.broadcast(tensor, source, group=group, async_op=True)
             )
+            collective.on_the_wire(work)
             return work
 
         if buffer.is_cuda and ranks not in self._stagings:
@@ -100,7 +99,14 @@ class TorchComm:
         collective.under_way(
             begin(buffer) if staging is None else staging.start(buffer, buffer, lambda tensor, _: begin(tensor).wait)
         )
+        if buffer.ndim > 0:
+            self._latest[ranks] = collective
         return collective
+
+    def over(self, collective: "Collective") -> None:
+        """Its buffer is its caller's alone again."""
+        if self._latest.get(collective.ranks) is collective:
+            del self._latest[collective.ranks]
 
     def pair(self, candidates: Ranks, after: float = 0.0) -> RealWork[int]:
         return self._endpoint.pair(candidates, after)
@@ -140,6 +146,7 @@ class TorchComm:
         return self._driver.spawn(steps)
 
     def close(self) -> None:
+        self._latest.clear()
         if self._peers is not None:
             self._peers.close()
         for staging in (*self._stagings.values(), self._swap_staging, self._shift_staging):
@@ -165,8 +172,10 @@ class Collective:
         self.name = name
         self.found_idle = False
         self._divide_by = divide_by
+        self.ranks = ranks
         self._handle: dist.Work | Future[object] | None = None
-        self._buffer, self._ranks, self._nbytes, self._comm = buffer, ranks, nbytes, comm
+        self._wire: dist.Work | None = None  # of the handle's work, the part between hosts
+        self._buffer, self._nbytes, self._comm = buffer, nbytes, comm
         self._since = comm.now()
         self._error: OffbeatError | None = None
         self._seen = False
@@ -174,11 +183,21 @@ class Collective:
     def under_way(self, handle: dist.Work | Future[object]) -> None:
         self._handle = handle
 
+    def on_the_wire(self, work: dist.Work) -> None:
+        self._wire = work
+
+    @property
+    def off_the_wire(self) -> bool:
+        """Asked by the thread that sends, while another one may be taking the result."""
+        wire = self._wire
+        return wire.is_completed() if wire is not None else self.done
+
     @property
     def done(self) -> bool:
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             return self._seen
-        return self._handle.done() if isinstance(self._handle, Future) else self._handle.is_completed()
+        return handle.done() if isinstance(handle, Future) else handle.is_completed()
 
     def wait(self) -> None:
         try:
@@ -187,7 +206,7 @@ class Collective:
             elif self._handle is not None:
                 self._handle.wait()
         except RuntimeError as error:
-            self._error = LostPeer(None, f"{self.name} over ranks {_short(self._ranks)} failed: {torch_story(error)}")
+            self._error = LostPeer(None, f"{self.name} over ranks {_short(self.ranks)} failed: {torch_story(error)}")
 
     def result(self) -> Tensor:
         if not self.done:
@@ -199,8 +218,9 @@ class Collective:
                 self._buffer /= self._divide_by
             if self._buffer.ndim > 0:  # a number on its own is a control message
                 seconds = self._comm.now() - self._since
-                self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self._ranks)
-            self._handle = None  # lets go of torch's sockets, also where an error keeps this object alive
+                self._comm.trace.add("communicate", self.name, self._since, seconds, self._nbytes, self.ranks)
+            self._handle = self._wire = None  # lets go of torch's sockets, also where an error keeps this object alive
+            self._comm.over(self)
         if self._error is not None:
             raise self._error
         return self._buffer

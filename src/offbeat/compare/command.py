@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..errors import BadInput
 from ..lists import split_specs
+from ..report.outputs import replacing
 from ..report.status import to_json
 from ..sim.command import parse_stragglers
 from ..sim.rates import parse_rate
@@ -70,7 +71,8 @@ def compare(
         done += 1
         finished.append(outcome)
         if out is not None:  # what is measured so far is kept, whatever comes
-            (out / "compare.json").write_text(to_json(record_of(contest, finished, began), indent=1), encoding="utf-8")
+            with replacing(out / "compare.json") as path:
+                path.write_text(to_json(record_of(contest, finished, began), indent=1), encoding="utf-8")
         if not quiet:
             console.print(f"lap {done} of {laps}: {line_of(outcome)}", highlight=False)
 

@@ -172,6 +172,7 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
         "link": entry.link,
         "workers": entry.workers,
         "repeat": entry.repeat,
+        "seed": None if outcome.lap is None else outcome.lap.config.seed,
         "throughput_share": outcome.throughput_share,
         "failure": outcome.failure,
     }

@@ -64,8 +64,8 @@ def _start(course: Course, config: Config, folder: Path) -> list[subprocess.Pope
         env = {
             "RANK": str(rank),
             "WORLD_SIZE": str(workers),
-            "LOCAL_RANK": str(config.node_of[:rank].count(node)),
-            "GROUP_RANK": str(hosts.index(course.address(node))),  # nodes that share an address are one host
+            "LOCAL_RANK": str([hosts[other] for other in config.node_of[:rank]].count(hosts[node])),
+            "GROUP_RANK": str(hosts.index(hosts[node])),  # nodes that share an address are one host
             "MASTER_ADDR": course.address(config.node_of[0]),
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": course.interface,

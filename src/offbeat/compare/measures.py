@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .lap import Lap
+from .snapshots import Point
 
 WARM_SHARE = 0.1  # of the steps, left out at the start: connections are made, fragments are chosen
 
@@ -29,7 +30,7 @@ def measure(lap: Lap, *, samples_per_step: int, target_accuracy: float | None, l
     return Measures(
         steps_per_second=statistics.mean(_pace(report.began_at, report.step_ends) for report in reports),
         wire_utilisation=wire_utilisation(lap, link) if link else None,
-        seconds_to_target=seconds_to(lap, target_accuracy),
+        seconds_to_target=None if target_accuracy is None else seconds_to(lap.curve, target_accuracy),
         accuracy=None if last is None else last.accuracy,
         loss=None if last is None else last.loss,
         waiting_share=statistics.mean(waits) if len(waits) == len(reports) else None,
@@ -74,7 +75,15 @@ def bytes_sent(lap: Lap) -> int:
     return sum(lap.sent[-1][1]) if lap.sent else 0
 
 
-def seconds_to(lap: Lap, accuracy: float | None) -> float | None:
-    if accuracy is None:
-        return None
-    return next((p.seconds for p in lap.curve if p.accuracy is not None and p.accuracy >= accuracy), None)
+def seconds_to(curve: Sequence[Point], accuracy: float) -> float | None:
+    """When the mean of all workers had that accuracy and kept it for one more point, so that luck with the samples of
+    one does not count; between two points as on a straight line."""
+    has = [point.accuracy is not None and point.accuracy >= accuracy for point in curve]
+    for index, point in enumerate(curve):
+        if has[index] and all(has[index : index + 2]):
+            before = curve[index - 1] if index else None
+            if before is None or before.accuracy is None or point.accuracy is None:
+                return point.seconds
+            share = (accuracy - before.accuracy) / (point.accuracy - before.accuracy)
+            return before.seconds + min(max(share, 0.0), 1.0) * (point.seconds - before.seconds)
+    return None

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,13 @@ import numpy as np
 from ..report.status import to_json
 from ..report.table import counted
 from ..sim.rates import parse_rate
-from .contest import ALONE, Contest, Outcome
+from .contest import Contest, Outcome
 from .lap import Lap
+from .looks import colours_of, labels_of, link_name, place_name
 from .meetings import meetings
 from .table import EXPLANATION, Row, columns_of, rows_of
 from .timeline import WHATS, step_seconds, timeline, tracks
 
-PALETTE = (
-    "#2f7fb8", "#e08a1e", "#d64550", "#3a9d6e", "#8a5fbf", "#a67c52", "#d779b4", "#93982a", "#2aa5b5", "#6f7fd0",
-)  # fmt: skip
-ALONE_COLOUR = "#8a949e"
 MOST_POINTS = 150  # of a curve of the training loss
 MOST_BARS, LEAST_BARS, ALL_BARS = 300, 40, 40_000  # in the timelines: of a worker, and of all laps together
 
@@ -102,7 +98,7 @@ def facts(contest: Contest, outcomes: Sequence[Outcome], about: Mapping[str, Any
         ("compute", contest.compute + (", bf16" if contest.bf16 else "")),
         ("steps", f"{', '.join(map(str, steps))} of each worker" if steps else ""),
         ("batch", f"{', '.join(batch)} samples of each worker" if batch else ""),
-        ("links", ", ".join(_link(link) for link in contest.links)),
+        ("links", ", ".join(link_name(link) for link in contest.links)),
         ("delay", f"{contest.delay:g} s each way" if contest.delay else ""),
         ("workers", ", ".join(map(str, contest.workers))),
         ("nodes", "one for each worker" if contest.nodes is None else str(contest.nodes)),
@@ -114,26 +110,6 @@ def facts(contest: Contest, outcomes: Sequence[Outcome], about: Mapping[str, Any
         ("command", shlex.join(about["command"])),
     ]
     return [(name, text) for name, text in found if text]
-
-
-def labels_of(specs: Sequence[str]) -> list[str]:
-    """A rival's file without its folders, where that says it all."""
-    short = [PurePath(spec).name if ".py:" in spec else spec for spec in specs]
-    return [label if short.count(label) == 1 else spec for spec, label in zip(specs, short, strict=True)]
-
-
-def colours_of(specs: Sequence[str]) -> list[str]:
-    """The same in every chart; grey for the one that all are measured by."""
-    others = [spec for spec in specs if spec != ALONE]
-    return [ALONE_COLOUR if spec == ALONE else PALETTE[others.index(spec) % len(PALETTE)] for spec in specs]
-
-
-def place_name(link: str | None, workers: int) -> str:
-    return f"{counted(workers, 'worker')}, {_link(link)}"
-
-
-def _link(link: str | None) -> str:
-    return link or "loopback (not shaped)"
 
 
 def _place(contest: Contest, link: str | None, workers: int) -> dict[str, Any]:
@@ -190,7 +166,7 @@ def _timeline(lap: Lap, most: int, words: Words) -> dict[str, Any]:
         "seed": lap.config.seed,
         "step_seconds": _short(step_seconds(workers)),
         "tracks": tracks(workers),
-        "since": _short(min(bars[0].start for bars in workers)),
+        "since": _short(min((bars[0].start for bars in workers if bars), default=0.0)),
         "workers": [
             [
                 (

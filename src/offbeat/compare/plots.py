@@ -14,7 +14,8 @@ from ..report.outputs import replacing
 from ..report.summary import DPI, FAINT, GRID, INK, style_axes
 from ..report.table import percent
 from .contest import Contest, Outcome
-from .page_data import colours_of, labels_of, place_name, training_loss
+from .looks import colours_of, labels_of, place_name
+from .page_data import training_loss
 from .table import Column, Row, columns_of, rows_of
 from .timeline import Bar, What, step_seconds, timeline, tracks
 
@@ -158,7 +159,8 @@ def _timeline_figure(rows: Sequence[Row], looks: Looks, where: str) -> Figure:
 
 
 def _draw_timeline(axes: Axes, workers: Sequence[Sequence[Bar]], colour: str, width: float) -> None:
-    end = min(max(bar.end for bar in bars if bar.what in ("compute", "step")) for bars in workers)
+    ends = [max((bar.end for bar in bars if bar.what in ("compute", "step")), default=0.0) for bars in workers]
+    end = min((end for end in ends if end > 0), default=width)
     since = max(0.0, end - width)
     beside = tracks(workers)
     for rank, bars in enumerate(workers):

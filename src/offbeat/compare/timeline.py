@@ -54,6 +54,7 @@ def timeline(lap: Lap, most: int) -> list[list[Bar]]:
     zero = min(report.began_at for report in lap.reports)
     workers = [_bars(report, zero) for report in lap.reports]
     since = max(bars[max(0, len(bars) - most)].start for bars in workers)
+    since = min(since, *(bars[-1].start for bars in workers))  # a fast worker may have ended before that
     return [[bar for bar in bars if bar.end > since + SAME_INSTANT][-most:] for bars in workers]
 
 

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from ..connect import join_process_group
 from ..layout import Layout
+from ..trace import Event
 from ..train.seed import worker_seed
 from ..train.shards import Shard
 from ..train.tasks import load_task
@@ -136,13 +138,20 @@ def work(config: Config, rank: int) -> Report:
         waiting_share=None if waited is None else min(1.0, waited / (ends[-1] - began)),
         bytes_sent=None if attachment is None else attachment.trace.bytes_sent,
         strategy={} if attachment is None else attachment.strategy.report(),
-        events=[] if attachment is None else [event.as_dict() for event in list(attachment.trace.events)[-EVENTS:]],
+        events=[] if attachment is None else [event.as_dict() for event in last_events(attachment.trace.events)],
     )
     dist.barrier()
     return report
 
 
 EVENTS = 2000  # of the trace, for the timeline
+
+
+def last_events(events: Iterable[Event]) -> list[Event]:
+    """Up to the end of the last step: what goes on for the sake of others would leave no room for it."""
+    kept = list(events)
+    steps = [index for index, event in enumerate(kept) if event.kind == "compute"]
+    return kept[: steps[-1] + 1][-EVENTS:] if steps else []
 
 
 def _sleep(since: float, step_seconds: float | None, slower: float) -> None:

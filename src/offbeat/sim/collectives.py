@@ -43,7 +43,7 @@ class Collectives:
         self._clock, self._network, self._traces, self._scale = clock, network, traces, bytes_scale
         self._rounds: dict[tuple[int, int], Round] = {}  # group, number
         self._calls: dict[tuple[int, int], int] = defaultdict(int)  # group, rank
-        self._latest: dict[tuple[int, int], SimWork[Tensor]] = {}  # group, rank; without control messages
+        self._latest: dict[tuple[int, int], SimWork[Tensor]] = {}  # under way of group, rank; without control messages
         self._groups: dict[Ranks, int] = {}
         self._seen: dict[int, tuple[Ranks, int]] = {}
         self._queues: dict[int, deque[Callable[[], None]]] = defaultdict(deque)  # group; the first is on the wire
@@ -64,9 +64,8 @@ class Collectives:
                 f"all must give the same size and dtype"
             )
         work: SimWork[Tensor] = SimWork(kind)
-        if buffer.ndim > 0:
-            before = self._latest.get((group, rank))
-            work.found_idle = before is None or before.done
+        if buffer.ndim > 0 and len(ranks) > 1:
+            work.found_idle = (group, rank) not in self._latest
             self._latest[group, rank] = work
         round.arrived[rank] = (buffer, work, self._clock.now)
         if len(round.arrived) == len(ranks):
@@ -110,6 +109,9 @@ class Collectives:
                     buffer.copy_(value)
         for rank in ranks:
             buffer, work, since = round.arrived[rank]
+            place = (self._group(ranks), rank)
+            if self._latest.get(place) is work:
+                del self._latest[place]
             share = sent if round.kind == "average" or (rank == round.source and len(ranks) > 1) else 0
             if buffer.ndim > 0:
                 self._traces[rank].add("communicate", round.kind, since, self._clock.now - since, share, ranks)

@@ -1,6 +1,7 @@
 """SimComm: the Comm of the virtual world."""
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,8 @@ class World:
     collectives: Collectives
     pairing: Pairing
     shifts: Shifts
-    swaps: dict[tuple[int, int], list["_Swap"]]
+    swaps: dict[tuple[int, int], list["_Swap"]]  # of a pair, those that wait for the other side
+    lines: dict[tuple[int, int], deque[Callable[[], None]]]  # of a pair, swaps one after the other; the first travels
     processes: list[SimProcess]
     meets_peers: bool
 
@@ -50,7 +52,9 @@ class World:
         collectives = Collectives(clock, network, traces, bytes_scale, groups)
         pairing = Pairing(clock, lambda a, b: network.swap_seconds(a, b, 0) * 2)
         shifts = Shifts(clock, network, traces, collectives.nbytes)
-        return cls(layout, clock, network, traces, collectives, pairing, shifts, {}, [], meets_peers)
+        return cls(
+            layout, clock, network, traces, collectives, pairing, shifts, {}, defaultdict(deque), [], meets_peers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,8 @@ class SimComm:
         world, clock = self._world, self._world.clock
         work: SimWork[Tensor] = SimWork("swap")
         mine = _Swap(self.rank, x, torch.empty_like(x) if out is None else out, work, clock.now)
-        waiting = world.swaps.setdefault((min(self.rank, peer), max(self.rank, peer)), [])
+        pair = (min(self.rank, peer), max(self.rank, peer))
+        waiting = world.swaps.setdefault(pair, [])
         if not waiting or waiting[0].rank == self.rank:
             waiting.append(mine)
             return work
@@ -110,7 +115,12 @@ class SimComm:
             clock.after(0.0, refused)
             return work
 
+        line = world.lines[pair]
+
         def arrived() -> None:
+            line.popleft()
+            if line:
+                line[0]()
             from_us = mine.x.clone() if mine.out is mine.x else mine.x
             mine.out.copy_(theirs.x)
             theirs.out.copy_(from_us)
@@ -119,7 +129,12 @@ class SimComm:
                 world.traces[one.rank].add("communicate", "swap", one.since, seconds, nbytes, (other.rank,))
                 one.work.complete(one.out)
 
-        world.network.swap(self.rank, peer, nbytes, arrived)
+        def begin() -> None:
+            world.network.swap(self.rank, peer, nbytes, arrived)
+
+        line.append(begin)
+        if len(line) == 1:
+            begin()
         return work
 
     def shift(self, x: Tensor, to: int, source: int, out: Tensor | None = None) -> SimWork[Tensor]:

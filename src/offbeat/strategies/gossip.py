@@ -105,8 +105,12 @@ class Gossip(Strategy):
         self._graph = heal(self._whole, self._lost)
 
     def _upcoming(self) -> Iterator["Section"]:
-        """Those whose turn comes before the next boundary, by what the last step saw: only they need a new record."""
-        self._fresh = min(len(self._sections), max(self._used + 1, self._fresh - 1))
+        """Those whose turn comes before the next boundary, by what the last steps saw: only they need a new record.
+
+        One more than then, and as many as an exchange sends at once when it begins. A step without says nothing.
+        """
+        before = self._fresh - 1 if self._used else self._fresh
+        self._fresh = min(len(self._sections), max(self._used + 1 + self._window, before))
         self._used = 0
         for index in range(self._turn, self._turn + self._fresh):
             yield self._sections[index % len(self._sections)]

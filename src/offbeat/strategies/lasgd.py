@@ -163,7 +163,7 @@ class LASGD(Strategy):
 
     def _may_send(self, parcel: Parcel) -> bool:
         if parcel.in_flight or (self.delay is None and len(self._queue) >= self._depth):
-            self._held_back = not parcel.in_flight
+            self._held_back = not parcel.in_flight and self._steps - parcel.sent_at >= self.every
             return False
         if self.delay is None:
             return self._steps - parcel.sent_at >= self.every

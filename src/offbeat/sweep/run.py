@@ -24,6 +24,8 @@ from .kept import FILE, keep, read_kept
 from .pool import News, run_all
 from .setting import Setting
 
+ALMOST = 0.99  # of a run whose last step is done, but not what follows it
+
 
 def sweep(
     settings: Sequence[Setting], *, processes: int | None = None, out: Path | str | None = None, progress: bool = True
@@ -58,7 +60,8 @@ def sweep(
                 done[news.setting.identity] = news.finished
                 if file is not None:
                     keep(file, news.finished)
-            shown.update(describe(news.setting), news.share, cost(news.setting))
+            share = 1.0 if news.finished is not None else min(news.share, ALMOST)
+            shown.update(describe(news.setting), share, cost(news.setting))
 
         run_all(missing, processes, tell)
     return [replace(done[setting.identity], setting=setting) for setting in settings]
