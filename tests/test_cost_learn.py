@@ -131,6 +131,24 @@ def test_features_have_their_places() -> None:
         assert all(map(math.isfinite, features(kernel)))
 
 
+def test_features_know_the_sizes_of_matrices_and_filters() -> None:
+    step = trace(
+        lambda: nn.Sequential(nn.Conv2d(6, 12, 3, stride=2, groups=3), nn.Flatten(), nn.Linear(12 * 49, 5)),
+        torch.zeros(2, 6, 15, 15), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1),
+    )  # fmt: skip
+
+    def dims(kernel: Kernel, count: int) -> list[int]:
+        found = features(kernel)[NAMES.index("dim0") :]
+        assert not any(found[count:])
+        return [round(math.exp(value)) - 1 for value in found[:count]]
+
+    convolution = next(op.kernel for op in step.ops if op.kind == "convolution")
+    assert dims(convolution, 8)[:6] == [2, 6, 12, 49, 9, 3]  # batch, channels in and out, pixels, filter, groups
+    assert dims(convolution, 8)[7] == 4  # strides
+    product = next(op.kernel for op in step.ops if op.kind == "matmul")
+    assert dims(product, 4) == [2, 5, 12 * 49, 1]
+
+
 def test_speeds_are_those_that_the_fastest_kernels_reach() -> None:
     device = measured_device("x", timings(), memory_bytes=1, dispatch_seconds=0.0)
     assert device.flops_per_second[torch.float32] == pytest.approx(1e11, rel=0.3)

@@ -76,6 +76,14 @@ def test_rows_are_consistent() -> None:
     assert last["ddp"].bottleneck in ("inter-node", "latency")
 
 
+def test_x_travels_once_every_eight_steps_of_local_sgd() -> None:
+    row, layout = answer().of("local_sgd")[-1], question().layout(16)
+    memory = answer().prediction.trace.memory
+    assert memory.buffers > 0
+    average = question().wires.all_reduce(memory.weights + memory.buffers, layout.ranks, layout).seconds
+    assert row.exposed_seconds == pytest.approx(average / 8)
+
+
 def test_the_band_is_fast_compute_on_a_slow_wire_and_the_reverse() -> None:
     row = answer().of("ddp")[-1]
     layout, (fast, slow) = question().layout(16), answer().prediction.band
