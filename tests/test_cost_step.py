@@ -115,6 +115,16 @@ def test_a_straggler_slows_all_in_ddp_and_itself_in_gossip() -> None:
     assert pace(make_strategy("gossip"), work, late).step_seconds == pytest.approx(1 / mean_rate, rel=1e-3)
 
 
+def test_averages_that_take_longer_than_was_played_are_what_the_wire_carries() -> None:
+    work = Work(time=STEP.scaled(0.001), model_bytes=100 * MIB)
+    there = machines(4, 1, 1e6)
+    average = there.wires.all_reduce(100 * MIB, there.layout.ranks, there.layout).seconds
+    found = pace(make_strategy("lasgd"), work, there)
+    assert average > 50 * 0.035
+    assert found.averages_per_step == pytest.approx(0.035 / average, rel=1e-6)
+    assert pace(make_strategy("lasgd"), work, machines(4, 1, 1e12)).averages_per_step > 0.5
+
+
 def test_an_optimizer_comes_after_the_average_and_is_not_lost() -> None:
     shape = STEP.shape()
     assert shape.optimizer_share == pytest.approx(5 / 35)

@@ -120,6 +120,16 @@ def _averages_all(strategy: Strategy, layout: Layout) -> bool:
     return everyone and strategy.averages_gradients(LONG_RUN.steps)
 
 
+def _averages(strategy: Strategy, work: Work, machines: Machines, step_seconds: float, counted: float) -> float:
+    """Per step, as they were counted; where one takes longer than was played out, as many as the wire carries."""
+    layout = machines.layout
+    if _averages_all(strategy, layout):
+        return 1.0
+    if counted or layout.workers == 1 or type(strategy) is Strategy:
+        return counted
+    return min(1.0, step_seconds / machines.wires.all_reduce(work.model_bytes, layout.ranks, layout).seconds)
+
+
 class _Enough(Exception):
     """All workers have made the steps that are timed."""
 
@@ -172,7 +182,7 @@ def played_out(strategy: Strategy, work: Work, machines: Machines, *, seed: int 
     seconds = layout.workers / sum(rates.values())
     return Pace(
         step_seconds=seconds,
-        averages_per_step=1.0 if _averages_all(strategy, layout) else sum(averages) / layout.workers,
+        averages_per_step=_averages(strategy, work, machines, seconds, sum(averages) / layout.workers),
         delay_steps=sum(delays) / len(delays) if delays else None,
         by="virtual world",
         wire_seconds=max(0.0, seconds - work.time.seconds),

@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from sklearn.ensemble import GradientBoostingRegressor
 from torch import nn
 
 Way = Literal["mlp", "trees"]
@@ -110,6 +109,8 @@ def learn_mlp(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> M
 
 
 def learn_trees(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Trees:
+    from sklearn.ensemble import GradientBoostingRegressor  # takes a second, and only learning needs it
+
     grown = GradientBoostingRegressor(
         n_estimators=TREES, max_depth=DEPTH, learning_rate=SHRINKAGE, loss="huber", random_state=seed
     ).fit(x, y, sample_weight=weights)
