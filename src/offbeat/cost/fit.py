@@ -12,7 +12,6 @@ from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ..errors import BadInput
 from .collectives import ALGORITHMS, Cost, Hop, find_algorithm
@@ -98,6 +97,8 @@ def _fit_pieces(name: str, points: Sequence[Point], starts: Sequence[int]) -> tu
 
 def _fit_hop(name: str, points: Sequence[Point]) -> Hop:
     """Least squares of (a x + b y) / t - 1."""
+    from scipy.optimize import nnls  # half a second that only fitting needs
+
     algorithm = find_algorithm(name)
     unit = Hop(1.0, 1.0)
     rows = np.array([algorithm(point.nbytes, point.ranks, unit) for point in points])
