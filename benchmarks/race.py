@@ -37,7 +37,7 @@ ALL_RIVALS = ",".join(
         "ddp",
     ]
 )
-CEILINGS = "--task fashion-mnist --model lenet --batch 2 --workers 4 --repeats 3"
+CEILINGS = "--task fashion-mnist --model lenet --batch 2 --workers 4"
 GPU = (
     "--task fashion-mnist --model resnet18 --batch 128 --learning-rate 0.05 --bf16 --device cuda --workers 8 "
     "--link 1gbit --steps 170 --target-accuracy 0.9 --snapshots 17"
@@ -46,13 +46,14 @@ RACES = {
     "accuracy": f"{TO_ACCURACY} --strategies {AVERAGES},{ALL_RIVALS}",
     "accuracy-pairs": f"{TO_ACCURACY} --strategies {PAIRS}",
     "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
-    "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
+    "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire
-    "ceilings-100mbit": f"{CEILINGS} --link 100mbit --step-seconds 0.17 --steps 120 --strategies {AVERAGES},{PAIRS}",
+    "ceilings-100mbit": f"{CEILINGS} --repeats 2 --link 100mbit --step-seconds 0.17 --steps 120 "
+    f"--strategies {AVERAGES},{PAIRS}",
     "ceilings-1gbit": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --strategies lasgd,gossip:rate=20,"
     "a2cid2:rate=20",
-    "ceilings-1gbit-gpu": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --device cuda --repeats 1 "
+    "ceilings-1gbit-gpu": f"{CEILINGS} --link 1gbit --step-seconds 0.1 --steps 150 --device cuda "
     "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
     "lasgd:gradients=node,every=100000,daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
