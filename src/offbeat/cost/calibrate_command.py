@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import BadInput, unknown
-from ..report.table import counted, human_seconds, percent
+from ..report.table import counted, percent
 from ..sim.network import Link
 from .calibrate import calibrate as measure
 from .calibrate import device_name, setup_of
@@ -257,7 +257,7 @@ def _say(profile: DeviceProfile, path: Path) -> None:
     assert profile.kernels is not None
     learned, device = profile.kernels.held_out, profile.device
     rates = ", ".join(f"{SHORT[dtype]} {rate / 1e9:,.4g}" for dtype, rate in device.flops_per_second.items())
-    launch, host = human_seconds(device.launch_seconds), human_seconds(device.dispatch_seconds)
+    launch, host = (f"{1e6 * seconds:.3g} us" for seconds in (device.launch_seconds, device.dispatch_seconds))
     moves = f"{device.bytes_per_second / 1e9:,.4g} GB/s"
     print(f"{device.name}: {rates} GFLOP/s, {moves}, {launch} a launch, {host} of the host")
     for way in ("roofline", "mlp", "trees", "steps"):
