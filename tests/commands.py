@@ -33,7 +33,7 @@ def run_command(line: str, cwd: Path) -> str:
         if program == "scripts/test":
             return ""  # that is what runs this
         program, arguments = program.removeprefix("scripts/"), arguments or ["train"]
-    if program == "offbeat" and arguments[:1] == ["simulate"]:
+    if program == "offbeat" and arguments[:1] in (["simulate"], ["plan"]):
         return run_here(arguments, cwd)
     assert program in PROGRAMS, f"{program!r} of {line!r} is none of {', '.join(PROGRAMS)}"
     process = subprocess.Popen(

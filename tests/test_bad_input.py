@@ -219,7 +219,9 @@ def test_alone_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_same_signals")
-@pytest.mark.parametrize("arguments", ["--help", "train --help", "simulate -h", "--version"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "train --help", "simulate -h", "plan --help", "calibrate -h", "--version"]
+)
 def test_help_teaches(arguments: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["offbeat", *arguments.split()])
     with pytest.raises(SystemExit) as ended:
@@ -229,6 +231,8 @@ def test_help_teaches(arguments: str, monkeypatch: pytest.MonkeyPatch, capfd: py
     if "train" in arguments or "simulate" in arguments:
         assert f"offbeat {arguments.split()[0]} --" in out  # an example to copy
         assert "--warmup-steps" in out
+    if "plan" in arguments or "calibrate" in arguments:
+        assert f"offbeat {arguments.split()[0]} --" in out
 
 
 @pytest.mark.timeout(60)

@@ -246,6 +246,11 @@ def train(device: str | None, port: int | None, **given: Any) -> None:
     help="compute time of a step; measured: on this machine, now (no longer the same bits every time)",
 )
 @click.option(
+    "--device",
+    metavar="NAME|FILE.json",
+    help="compute time of a step by a profile instead, as in plan: h100, a100, l4, cpu2, or a file of calibrate",
+)
+@click.option(
     "--link", default="1gbit", show_default=True, help="bandwidth of each node, both ways at once: 100mbit, 10gbit"
 )
 @click.option(
@@ -284,6 +289,7 @@ def simulate(**given: Any) -> None:
     offbeat simulate --workers 64 --nodes 64 --link 100mbit --strategy gossip
     offbeat simulate --straggler 0:2 --jitter 0.1 --strategy local_sgd --every 16
     offbeat simulate --timing-only --workers 4096 --nodes 4096 --steps 100 --strategy gossip
+    offbeat simulate --device l4 --task cifar10 --timing-only --steps 100 --strategy ddp
 
     Several values with commas between make it a sweep, the product of all lists: of strategies, their options, workers,
     nodes, batches, learning rates, links, latencies, stragglers, jitters and seeds. It runs on all CPUs, prints one
@@ -311,6 +317,7 @@ def simulate(**given: Any) -> None:
         "jitter",
         "timing_only",
         "model_bytes",
+        "device",
     )
     hardware = {name: single.pop(name) for name in names}
     run(make_job(single), **hardware)
@@ -388,3 +395,91 @@ def compare(**given: Any) -> None:
     from .compare.command import compare as run
 
     run(**given)
+
+
+@cli.command(short_help="What would it cost: predict training on clusters of any size.")
+@click.option(
+    "--model",
+    default="resnet50",
+    show_default=True,
+    metavar="NAME|timm:NAME|FILE.py:FUNCTION",
+    help="of the zoo, of timm, or a function that returns a Task, or a model and inputs of one sample",
+)
+@click.option("--input", "input_shape", type=whole_numbers, metavar="C,H,W", help="shape of one sample [the model's]")
+@click.option("--classes", type=int, help="[the model's]")
+@click.option("--optimizer", metavar="sgd|adamw", help="[adamw for gpt, else sgd]")
+@click.option("--bf16", is_flag=True, help="autocast to bfloat16")
+@click.option(
+    "--device",
+    default="h100",
+    show_default=True,
+    metavar="NAME|FILE.json",
+    help="a profile: a100, h100, h200, l4, rtx4090, cpu2, ..., or a file written by calibrate",
+)
+@click.option("--nodes", type=int, default=8, show_default=True)
+@click.option("--workers-per-node", type=int, default=8, show_default=True)
+@click.option(
+    "--link",
+    default="100gbit",
+    show_default=True,
+    help="bandwidth of each node, both ways at once; measured: as the profile's all-reduces",
+)
+@click.option("--latency", type=float, default=10e-6, show_default=True, help="of that link, in seconds, one way")
+@click.option("--local-link", help="bandwidth of each worker inside its node [the device's]")
+@click.option("--local-latency", type=float, help="inside a node, in seconds [the device's]")
+@click.option(
+    "--all-reduce",
+    default="fastest",
+    show_default=True,
+    metavar="NAME",
+    help="fastest (of the next two), ring, tree, hierarchical",
+)
+@click.option("--batch", type=int, help="samples per worker and step [the task's, else 32]")
+@click.option("--strategies", default="all", show_default=True, metavar="SPEC,SPEC,...", help="as in ddp,lasgd:every=8")
+@click.option(
+    "--straggler", multiple=True, metavar="RANK:FACTOR", help="that rank takes FACTOR times longer; repeatable"
+)
+@click.option("--jitter", type=float, default=0.0, show_default=True, help="standard deviation of step times, relative")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="for plan.json and the pictures")
+@click.option("--json", "json_file", metavar="FILE", help="for the numbers; - for standard output, alone there")
+@click.option("--quiet", is_flag=True, help="no progress, no table")
+def plan(**given: Any) -> None:
+    """What would it cost: step time, throughput and efficiency of every strategy, before any machine is rented.
+
+    The model is traced without its memory and without data; the device is known by a profile.
+
+    \b
+    offbeat plan                                                       ResNet-50 on 1 to 64 H100
+    offbeat plan --model gpt --device a100 --nodes 128 --link 10gbit   up to 1,024 workers
+    offbeat plan --model my_model.py:build --batch 16 --bf16 --out plan
+    offbeat plan --strategies ddp,lasgd,gossip --straggler 0:2 --json -
+    """  # fmt: skip
+    from .cost.command import plan as run
+
+    run(**given)
+
+
+@cli.command(short_help="Measure this device, so that plan can predict it.")
+@click.option("--device", metavar="cpu|cuda", help="[cuda where there is one]")
+@click.option("--name", help="of the profile [the device's own]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="[among the profiles of Offbeat]")
+@click.option("--minutes", type=float, default=8.0, show_default=True, help="at most, all in all; 10 or fewer")
+@click.option("--workers", type=int, help="also time all-reduces among so many local workers [no]")
+@click.option("--bf16", is_flag=True, help="kernels as under autocast to bfloat16")
+@click.option("--per-kind", type=int, default=300, show_default=True, help="most kernels of one class")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--quiet", is_flag=True, help="no progress, no summary")
+def calibrate(**given: Any) -> None:
+    """Measure this device: its kernels, and across workers its all-reduces; writes one profile of JSON.
+
+    Interrupted, it goes on where it was. Under torchrun the all-reduces are those of the launcher's workers.
+
+    \b
+    offbeat calibrate                         this device, about 8 minutes
+    offbeat calibrate --minutes 2 --workers 2
+    torchrun --nproc-per-node 8 -m offbeat calibrate --device cuda
+    """  # fmt: skip
+    from .cost.calibrate_command import calibrate as run
+
+    run(**given, under_launcher=is_worker())

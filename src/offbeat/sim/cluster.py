@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import BadInput
 from ..layout import Layout
 from .network import Link
+from .shape import StepShape
 
 ETHERNET = Link(bytes_per_second=125e6, seconds=100e-6)
 INSIDE_A_NODE = Link(bytes_per_second=10e9, seconds=5e-6)
@@ -19,6 +20,7 @@ class Cluster:
 
     layout: Layout
     step_seconds: float = 0.1
+    shape: StepShape | None = None  # of a step; None: the usual one
     link: Link = ETHERNET  # of each node, both directions at once
     local: Link = INSIDE_A_NODE  # of each rank inside its node
     stragglers: Mapping[int, float] = field(default_factory=dict)  # rank -> its steps take so many times longer

@@ -14,6 +14,7 @@ from .simulate import measured_step_seconds
 from .simulate import simulate as run
 
 MOST_JITTER = 100.0
+USUAL_SECONDS = "0.1"  # what --step-seconds is, unless given
 NO_STRAGGLER = "none"
 BETWEEN_STRAGGLERS = re.compile(r"\+(?=\d+:)")  # the plus of 0:1e+3 is none of them
 
@@ -30,7 +31,9 @@ def simulate(
     jitter: float,
     timing_only: bool,
     model_bytes: int | None,
+    device: str | None = None,
 ) -> None:
+    check_device(device, step_seconds)
     measured = step_seconds == "measured"
     cluster = make_cluster(
         job.layout,
@@ -45,13 +48,28 @@ def simulate(
     with blaming_own_task(job.task, "in the simulation"):
         if measured:
             cluster = replace(cluster, step_seconds=measured_step_seconds(job))
+        if device is not None:
+            cluster = on_device(cluster, job, device, model_bytes)
         run(
             job,
             cluster,
             timing_only=timing_only,
             model_bytes=model_bytes,
-            step_seconds_are="measured" if measured else "given",
+            step_seconds_are="measured" if measured else "given" if device is None else "predicted",
         )
+
+
+def on_device(cluster: Cluster, job: Job, device: str, model_bytes: int | None) -> Cluster:
+    """The same with steps as a profile predicts them; where other bytes travel than the model's, at the usual times."""
+    from ..cost.for_simulation import predicted_step
+
+    seconds, shape = predicted_step(job, device)
+    return replace(cluster, step_seconds=seconds, shape=shape if model_bytes is None else None)
+
+
+def check_device(device: str | None, step_seconds: str) -> None:
+    if device is not None and step_seconds != USUAL_SECONDS:
+        raise BadInput(f"--device {device} and --step-seconds {step_seconds} both say how long a step takes: give one")
 
 
 def make_cluster(

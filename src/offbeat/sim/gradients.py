@@ -13,18 +13,8 @@ from ..layout import Ranks
 from ..trace import Trace
 from .clock import Clock
 from .network import Network
+from .shape import StepShape
 from .work import SimWork
-
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # torch's defaults
-FORWARD_SHARE = 1 / 3  # of a step's compute; backward is the rest
-
-
-def buckets(nbytes: int) -> list[int]:
-    """How so many bytes of gradients are cut, in the order they become ready."""
-    sizes = [min(nbytes, FIRST_BUCKET_BYTES)]
-    while (left := nbytes - sum(sizes)) > 0:
-        sizes.append(min(left, BUCKET_BYTES))
-    return sizes
 
 
 class _Round:
@@ -45,11 +35,11 @@ class Gradients:
         clock: Clock,
         network: Network,
         traces: Sequence[Trace],
-        nbytes: int,
+        shape: StepShape,
         apply: Callable[[Ranks, Ranks], None],
     ) -> None:
         self._clock, self._network, self._traces, self._apply = clock, network, traces, apply
-        self._buckets = buckets(nbytes)
+        self._shape, self._buckets = shape, shape.buckets
         self._rounds: dict[Ranks, dict[int, _Round]] = defaultdict(dict)
         self._calls: dict[tuple[Ranks, int], int] = defaultdict(int)
 
@@ -57,11 +47,8 @@ class Gradients:
         """A step of so many seconds begins. Returns the work, and what to call when its gradient is complete."""
         round = self._join(rank, ranks)
         round.training.append(rank)
-        total, before = sum(self._buckets), 0
-        for index, size in enumerate(self._buckets[:-1]):
-            before += size
-            share = FORWARD_SHARE + (1 - FORWARD_SHARE) * before / total
-            self._clock.after(seconds * share, lambda index=index: self._ready(round, ranks, index))  # type: ignore[misc]
+        for index, bucket in enumerate(self._buckets[:-1]):
+            self._clock.after(seconds * bucket.ready_share, lambda index=index: self._ready(round, ranks, index))  # type: ignore[misc]
         return round.works[rank], lambda: self._ready(round, ranks, len(self._buckets) - 1)
 
     def follow(self, rank: int, ranks: Ranks) -> SimWork[bool]:
@@ -99,13 +86,13 @@ class Gradients:
                 self._reduce_next(round, ranks)
                 return
             self._apply(ranks, tuple(sorted(round.training)))
-            sent = ring_bytes(sum(self._buckets), len(ranks))
+            sent = ring_bytes(self._shape.nbytes, len(ranks))
             for rank in ranks:
                 since = round.since
                 self._traces[rank].add("communicate", "gradients", since, self._clock.now - since, sent, ranks)
             self._complete(round, True)
 
-        self._network.all_reduce(ranks, self._buckets[round.through], reduced)
+        self._network.all_reduce(ranks, self._buckets[round.through].nbytes, reduced)
 
     def _complete(self, round: _Round, anybody_trains: bool) -> None:
         for rank in sorted(round.works):

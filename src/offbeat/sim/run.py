@@ -17,6 +17,7 @@ from .comm import SimComm, World
 from .gradients import Gradients
 from .learners import Learners
 from .network import Network
+from .shape import usual_shape
 from .work import SimProcess, SimWork
 
 Watch = Callable[[Meter, float], None]  # called after every step of a worker, with the virtual time
@@ -56,7 +57,8 @@ def run(
         bytes_scale=scale,
         keep=max(200, 200_000 // layout.workers),
     )
-    gradients = Gradients(clock, network, world.traces, int(own_bytes * scale), learners.apply)
+    shape = cluster.shape or usual_shape(int(own_bytes * scale))
+    gradients = Gradients(clock, network, world.traces, shape, learners.apply)
     meters = []
     for rank in layout.ranks:
         own = copy.deepcopy(strategy)
@@ -64,7 +66,9 @@ def run(
             own.prepare(plan)
         meter = Meter(rank, steps[rank], world.traces[rank], own)
         meters.append(meter)
-        worker = _Worker(rank, own, cluster, world, learners, gradients, meter, steps[rank], seed, watch)
+        worker = _Worker(
+            rank, own, cluster, world, learners, gradients, meter, steps[rank], seed, shape.optimizer_share, watch
+        )
         process = SimProcess(f"rank {rank}", worker.train(), clock, world.traces[rank])
         world.processes.append(process)
     with paused_collector():
@@ -99,6 +103,7 @@ class _Worker:
     meter: Meter
     steps: int
     seed: int
+    optimizer_share: float  # of a step's compute, after the gradients are averaged
     watch: Watch | None
 
     def train(self) -> Steps:
@@ -117,10 +122,12 @@ class _Worker:
                 loss = self.learners.end(rank)
             else:
                 averaged, complete = self.gradients.begin(rank, ranks, seconds)
-                yield self._compute(seconds)
+                yield self._compute(seconds * (1 - self.optimizer_share))
                 loss = self.learners.end(rank)
                 complete()
                 yield averaged
+                if self.optimizer_share:
+                    yield self._compute(seconds * self.optimizer_share)
             self.meter.step(loss, clock.now)
             strategy.observe(loss)
             yield from strategy.after_step(step)

@@ -36,7 +36,7 @@ def simulate(
     *,
     timing_only: bool = False,
     model_bytes: int | None = None,
-    step_seconds_are: Literal["given", "measured"] = "given",
+    step_seconds_are: Literal["given", "measured", "predicted"] = "given",
 ) -> Result:
     """Train in virtual time, or only time it: then `model_bytes` travel, by default as many as the model has."""
     check_bytes(job, timing_only=timing_only, model_bytes=model_bytes, step_seconds_are=step_seconds_are)

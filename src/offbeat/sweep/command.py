@@ -12,7 +12,7 @@ from ..errors import BadInput
 from ..lists import Given, combinations
 from ..report.status import to_json
 from ..report.sweep_table import print_rows, write_csv
-from ..sim.command import parse_seconds
+from ..sim.command import check_device, parse_seconds
 from ..sim.simulate import measured_step_seconds
 from ..train.ending import check_outputs
 from ..train.job import blaming_own_task
@@ -32,6 +32,7 @@ AS_GIVEN = (
     "local_latency",
     "timing_only",
     "model_bytes",
+    "device",
     "evaluate_every",
     "target_accuracy",
 )
@@ -64,6 +65,7 @@ def sweep(given: Given) -> None:
 
 def settings_of(given: Given) -> list[Setting]:
     """Every run that the flags ask for, once, each of them checked."""
+    check_device(given["device"], given["step_seconds"])
     seconds = 1.0 if given["step_seconds"] == "measured" else parse_seconds(given["step_seconds"])
     common: dict[str, Any] = {name: given[name] for name in AS_GIVEN}
     return unique(Setting(**common, step_seconds=seconds, **each) for each in combinations(given))

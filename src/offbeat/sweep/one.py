@@ -62,7 +62,7 @@ def _run(setting: Setting, say: Say) -> Finished:
         history=(),
         events=(),
         world="virtual",
-        compute=f"given, {cluster.step_seconds:.3g} s a step",
+        compute=f"{'given' if setting.device is None else 'predicted'}, {cluster.step_seconds:.3g} s a step",
     )
     return Finished(
         setting=setting,

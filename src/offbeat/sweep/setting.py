@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import BadInput
 from ..options import options_of
 from ..sim.cluster import Cluster
-from ..sim.command import NO_STRAGGLER, make_cluster, parse_stragglers
+from ..sim.command import NO_STRAGGLER, make_cluster, on_device, parse_stragglers
 from ..sim.simulate import check_bytes
 from ..strategies import make_strategy
 from ..strategy import Strategy
@@ -39,6 +39,7 @@ class Setting:
     local_link: str = "80gbit"  # of each worker inside its node
     local_latency: float = 5e-6
     step_seconds: float = 0.1  # compute time of a step
+    device: str | None = None  # instead: a profile, which predicts it
     straggler: str = NO_STRAGGLER  # "0:2": rank 0 takes twice as long; several as in "0:2+1:3"
     jitter: float = 0.0  # standard deviation of step times, relative
     seed: int = 0
@@ -49,7 +50,12 @@ class Setting:
 
     def __post_init__(self) -> None:
         _ = self.job, self.cluster
-        check_bytes(self.job, timing_only=self.timing_only, model_bytes=self.model_bytes, step_seconds_are="given")
+        check_bytes(
+            self.job,
+            timing_only=self.timing_only,
+            model_bytes=self.model_bytes,
+            step_seconds_are="given" if self.device is None else "predicted",
+        )
         if self.evaluate_every is not None and self.evaluate_every < 1:
             raise BadInput(f"--evaluate-every {self.evaluate_every} does not fit: it must be at least 1 step")
         if self.target_accuracy is not None:
@@ -82,7 +88,7 @@ class Setting:
 
     @cached_property
     def cluster(self) -> Cluster:
-        return make_cluster(
+        cluster = make_cluster(
             self.job.layout,
             step_seconds=self.step_seconds,
             link=self.link,
@@ -92,6 +98,7 @@ class Setting:
             stragglers=parse_stragglers([self.straggler]),
             jitter=self.jitter,
         )
+        return cluster if self.device is None else on_device(cluster, self.job, self.device, self.model_bytes)
 
     @property
     def nodes_used(self) -> int:
@@ -110,7 +117,11 @@ class Setting:
             "straggler": sorted((rank, factor) for rank, factor in cluster.stragglers.items() if factor != 1),
             "data": None if self.data is None else str(self.data.resolve()),
             "target_accuracy": None,
-            "files": [_digest(Path(self.task.rpartition(":")[0])), *map(_digest, _files_of(strategy))],
+            "files": [
+                _digest(Path(self.task.rpartition(":")[0])),
+                *map(_digest, _files_of(strategy)),
+                *([] if self.device is None else [cluster.step_seconds]),
+            ],
         }
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 

@@ -119,6 +119,15 @@ def load_task(
 
 def own_task(name: str) -> Task:
     """Import `path/to/file.py:function` by path, call the function, and return its Task."""
+    task = call_own(name)
+    if not isinstance(task, Task):
+        file, _, function = name.rpartition(":")
+        raise BadInput(f"{function}() of {file} returned {type(task).__name__}: it must return an offbeat Task")
+    return task
+
+
+def call_own(name: str) -> object:
+    """What `path/to/file.py:function` returns."""
     file, _, function = name.rpartition(":")
     if not file or not function:
         raise BadInput(f"{name!r} names no function of a file: write path/to/file.py:function")
@@ -134,12 +143,9 @@ def own_task(name: str) -> Task:
         if not callable(make):
             raise BadInput(f"{path} has no function {function!r}: define it there, or name another one")
         try:
-            task = make()
+            return make()
         except (Exception, SystemExit) as error:
             raise BadInput(f"{function}() of {path} raised {_story(error)}: correct that function") from error
-    if not isinstance(task, Task):
-        raise BadInput(f"{function}() of {path} returned {type(task).__name__}: it must return an offbeat Task")
-    return task
 
 
 def _import(path: Path) -> ModuleType:

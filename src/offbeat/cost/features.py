@@ -1,0 +1,86 @@
+"""features: what a kernel's time is learned from, as numbers of about the same size."""
+
+from collections.abc import Sequence
+from math import log, prod
+
+import numpy as np
+
+from .counts import bytes_of, flops_of
+from .kernel import Kernel, Spec
+
+NAMES = (
+    "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
+    "first", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
+)  # fmt: skip
+
+
+def features(kernel: Kernel) -> list[float]:
+    """In the order of NAMES. dim0 to dim7 mean what the kernel's class makes of them; 0 where it has fewer."""
+    flops, nbytes = flops_of(kernel), bytes_of(kernel)
+    largest_in = max(kernel.inputs, key=lambda spec: spec.numel, default=None)
+    largest_out = max(kernel.outputs or kernel.inputs, key=lambda spec: spec.numel, default=None)
+    shape = largest_in.shape if largest_in is not None and largest_in.shape else (1,)
+    common = [
+        _log(flops), _log(nbytes), _log(flops) - _log(nbytes), _log(_numel(largest_in)), _log(_numel(largest_out)),
+        _log(len(kernel.inputs)), float(any(spec.strides is not None for spec in kernel.inputs)),
+        _log(kernel.dtype.itemsize), float(bool(kernel.written)), _log(shape[-1]), _log(shape[0]),
+    ]  # fmt: skip
+    dims = {"matmul": _matmul, "convolution": _convolution, "attention": _attention}.get(kernel.kind, _nothing)(kernel)
+    return [*common, *dims, *[0.0] * (len(NAMES) - len(common) - len(dims))]
+
+
+def table(kernels: Sequence[Kernel], operators: Sequence[str]) -> np.ndarray:
+    """[kernels, features]: `features`, and a 1 for the operator among those known."""
+    rows = []
+    for kernel in kernels:
+        own = operator_of(kernel)
+        rows.append([*features(kernel), *(float(own == name) for name in operators)])
+    return np.array(rows, dtype=float).reshape(len(rows), len(NAMES) + len(operators))
+
+
+def operator_of(kernel: Kernel) -> str:
+    """The kernel's operator; the parts of a convolution's backward are three."""
+    return f"{kernel.operator}/{kernel.part}" if kernel.part else kernel.operator
+
+
+def _nothing(_kernel: Kernel) -> list[float]:
+    return []
+
+
+def _matmul(kernel: Kernel) -> list[float]:
+    """Rows, columns, what is summed over, and how many products."""
+    made = (kernel.outputs or kernel.inputs[:1])[0]
+    first = kernel.tensor("mat1") or kernel.tensor("batch1") or kernel.tensor("mat") or kernel.inputs[0]
+    rows, columns = (made.shape[-2], made.shape[-1]) if len(made.shape) > 1 else (_numel(made), 1)
+    return [_log(rows), _log(columns), _log(first.shape[-1]), _log(prod(made.shape[:-2]))]
+
+
+def _convolution(kernel: Kernel) -> list[float]:
+    x = kernel.outputs[0] if kernel.part == "input" else kernel.tensor("input")
+    weight = kernel.outputs[0] if kernel.part == "weight" else kernel.tensor("weight")
+    out = kernel.tensor("grad_output") or kernel.outputs[0]
+    if x is None or weight is None:
+        return [_log(out.shape[0]), 0.0, _log(out.shape[1]), _log(prod(out.shape[2:]))]
+    groups, stride = kernel.argument("groups"), kernel.argument("stride")
+    groups = groups if isinstance(groups, int) else 1
+    return [
+        _log(x.shape[0]), _log(x.shape[1]), _log(out.shape[1]), _log(prod(out.shape[2:])), _log(prod(weight.shape[2:])),
+        _log(groups), float(groups == x.shape[1] > 1), _log(prod(stride) if isinstance(stride, tuple) else 1),
+    ]  # fmt: skip
+
+
+def _attention(kernel: Kernel) -> list[float]:
+    query, key = kernel.tensor("query"), kernel.tensor("key")
+    if query is None or key is None:
+        return []
+    causal = dict(kernel.arguments).get("is_causal") or dict(kernel.arguments).get("causal")
+    heads = _log(prod(query.shape[:-2]))
+    return [heads, _log(query.shape[-2]), _log(key.shape[-2]), _log(query.shape[-1]), float(bool(causal))]
+
+
+def _numel(spec: Spec | None) -> int:
+    return 0 if spec is None else spec.numel
+
+
+def _log(value: float) -> float:
+    return log(value + 1.0)

@@ -1,0 +1,91 @@
+"""KernelModel: what a calibration learned of a device: of each class of kernels how far it is from the roofline."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Any
+
+import numpy as np
+
+from . import residual
+from .features import NAMES, table
+from .kernel import Kernel
+from .residual import Residual
+from .roofline import MATRIX_KINDS
+
+LEAST_ERROR = 0.03  # nobody measures better than that
+
+
+@dataclass(frozen=True)
+class ClassModel:
+    """Of one class of kernels."""
+
+    operators: tuple[str, ...]
+    lowest: np.ndarray  # of each feature, where it was measured:
+    highest: np.ndarray  # what lies outside is taken as far as this, and the roofline does the rest
+    residual: Residual
+    error: float  # mean absolute log error of kernels that it did not learn from, weighted by time
+    measured: int  # kernels
+
+    def corrections(self, kernels: Sequence[Kernel]) -> np.ndarray:
+        return self.residual(np.clip(table(kernels, self.operators), self.lowest, self.highest))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "operators": list(self.operators),
+            "lowest": self.lowest.tolist(),
+            "highest": self.highest.tolist(),
+            "residual": self.residual.as_dict(),
+            "error": self.error,
+            "measured": self.measured,
+        }
+
+
+@dataclass(frozen=True)
+class KernelModel:
+    classes: Mapping[str, ClassModel]
+    held_out: Mapping[str, Any]  # how well it does on models that it did not learn from
+    scales: Mapping[str, float] = field(default_factory=dict)  # inside a step: of "matrix" kernels, and of the "rest"
+
+    def corrections(self, kernels: Sequence[Kernel]) -> list[float | None]:
+        """g of each kernel; None where its class was not measured."""
+        found: list[float | None] = [None] * len(kernels)
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, kernel in enumerate(kernels):
+            places[kernel.kind].append(place)
+        for kind, own in places.items():
+            if kind in self.classes:
+                scale = log(self.scales.get("matrix" if kind in MATRIX_KINDS else "rest", 1.0))
+                for place, g in zip(own, self.classes[kind].corrections([kernels[i] for i in own]), strict=True):
+                    found[place] = float(g) + scale
+        return found
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Factors around a prediction: as far off as the worst of the steps that it was judged on."""
+        judged = self.held_out.get("steps") or self.held_out[self.held_out["kept"]]
+        worst = max(LEAST_ERROR, judged["worst"])
+        return 1 / (1 + worst), 1 + worst
+
+    def as_dict(self) -> dict[str, Any]:
+        classes = {kind: each.as_dict() for kind, each in self.classes.items()}
+        held_out, scales = dict(self.held_out), dict(self.scales)
+        return {"features": list(NAMES), "classes": classes, "held_out": held_out, "scales": scales}
+
+    @classmethod
+    def from_dict(cls, read: Mapping[str, Any]) -> "KernelModel":
+        if tuple(read["features"]) != NAMES:
+            raise ValueError("its features are those of another version")
+        classes = {
+            kind: ClassModel(
+                tuple(each["operators"]),
+                np.array(each["lowest"]),
+                np.array(each["highest"]),
+                residual.from_dict(each["residual"]),
+                each["error"],
+                each["measured"],
+            )
+            for kind, each in read["classes"].items()
+        }
+        return cls(classes, read["held_out"], read["scales"])

@@ -1,0 +1,154 @@
+"""learn: from measured kernels to a device's speeds and to what each class of kernels takes beyond the roofline.
+
+    y = log((t - t_launch) / roofline)      weighted by ((t - t_launch) / t)^2, so that errors of log t count alike
+
+A small MLP and boosted trees are fitted to the same kernels, and judged on models of which no kernel was among them;
+what is better there is kept, and both errors are written down.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp
+from typing import Any
+
+import numpy as np
+import torch
+
+from .counts import bytes_of, flops_of
+from .features import operator_of, table
+from .kernel import SHORT, Kernel
+from .kernel_model import ClassModel, KernelModel
+from .residual import Way, learn
+from .roofline import MATRIX_KINDS, Device, compute_seconds, memory_seconds
+from .timing import Timing
+from .trace import TracedStep
+
+Timings = Mapping[Kernel, Timing]
+FEWEST = 8  # kernels of a class that tell anything
+WAYS: tuple[Way, ...] = ("mlp", "trees")
+FLOOR = 0.02  # of the time at least is the kernel's own, the rest may be the launch
+CACHED_BYTES = 32 << 20  # a kernel that moves less may be served by caches
+USUAL_ERROR = 0.3  # of a class that no held-out model has
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A way to learn, on models that it did not learn from."""
+
+    errors: Mapping[str, float]  # of each model: the sum of all its kernels' times, relative
+    by_kind: Mapping[str, float]  # mean absolute log error, weighted by time
+
+    @property
+    def mean(self) -> float:
+        return sum(map(abs, self.errors.values())) / len(self.errors) if self.errors else 0.0
+
+    @property
+    def worst(self) -> float:
+        return max(map(abs, self.errors.values()), default=0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "worst": self.worst, "models": dict(self.errors)}
+
+
+def measured_device(name: str, timings: Timings, *, memory_bytes: int, dispatch_seconds: float) -> Device:
+    """Speeds that the fastest kernels reach, so that the roofline is one: hardly a kernel is faster."""
+    matrix: dict[torch.dtype, list[float]] = defaultdict(list)
+    vector, moved, shortest = [1.0], [1.0], []
+    for kernel, timing in timings.items():
+        shortest.append(timing.seconds)
+        if kernel.kind in MATRIX_KINDS:
+            matrix[kernel.dtype].append(flops_of(kernel) / timing.seconds)
+        else:
+            vector.append(flops_of(kernel) / timing.seconds)
+        if bytes_of(kernel) >= CACHED_BYTES:
+            moved.append(bytes_of(kernel) / timing.seconds)
+    if len(moved) == 1:
+        moved += [bytes_of(kernel) / timing.seconds for kernel, timing in timings.items()]
+    rates = {dtype: _high(values) for dtype, values in matrix.items() if dtype in SHORT}
+    rates.setdefault(torch.float32, max([*rates.values(), _high(vector)]))
+    return Device(
+        name=name,
+        flops_per_second=rates,
+        vector_flops_per_second=_high(vector),
+        bytes_per_second=_high(moved),
+        launch_seconds=0.9 * float(np.quantile(shortest, 0.01)),
+        dispatch_seconds=dispatch_seconds,
+        memory_bytes=memory_bytes,
+    )
+
+
+def learn_kernels(
+    timings: Timings, device: Device, held_out: Mapping[str, TracedStep], *, seed: int = 0
+) -> KernelModel:
+    """The better of both ways, by the mean error of held-out models."""
+    unseen = {op.kernel for step in held_out.values() for op in step.ops}
+    known = {kernel: timing for kernel, timing in timings.items() if kernel not in unseen}
+    found = {way: _learn_classes(way, known, device, seed) for way in WAYS}
+    judged = {way: judge(model, timings, device, held_out) for way, model in found.items()}
+    kept = min(WAYS, key=lambda way: (judged[way].mean, WAYS.index(way)))
+    errors = judged[kept].by_kind
+    classes = {kind: replace(each, error=errors.get(kind, USUAL_ERROR)) for kind, each in found[kept].classes.items()}
+    roofline = judge(KernelModel({}, {}), timings, device, held_out)
+    comparison: dict[str, Any] = {"roofline": roofline.as_dict()}
+    comparison |= {way: each.as_dict() for way, each in judged.items()}
+    return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison})
+
+
+def judge(model: KernelModel, timings: Timings, device: Device, held_out: Mapping[str, TracedStep]) -> Judged:
+    """On the kernels of held-out models that were measured, each as often as the model calls it."""
+    errors: dict[str, float] = {}
+    total, wrong = defaultdict[str, float](float), defaultdict[str, float](float)
+    for name, step in held_out.items():
+        kernels = [op.kernel for op in step.ops if op.kernel in timings]
+        if not kernels:
+            continue
+        measured = np.array([timings[kernel].seconds for kernel in kernels])
+        predicted = np.array(kernel_seconds(model, kernels, device))
+        errors[name] = float(predicted.sum() / measured.sum() - 1)
+        for kernel, was, said in zip(kernels, measured, predicted, strict=True):
+            total[kernel.kind] += was
+            wrong[kernel.kind] += was * abs(float(np.log(said / was)))
+    return Judged(errors, {kind: wrong[kind] / total[kind] for kind in total})
+
+
+def kernel_seconds(model: KernelModel, kernels: Sequence[Kernel], device: Device) -> list[float]:
+    """What the model says that each takes."""
+    corrections = model.corrections(kernels)
+    return [
+        device.launch_seconds + _roof(kernel, device) * exp(g or 0.0)
+        for kernel, g in zip(kernels, corrections, strict=True)
+    ]
+
+
+def _learn_classes(way: Way, timings: Timings, device: Device, seed: int) -> KernelModel:
+    by_kind: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in timings:
+        if _roof(kernel, device) > 0:
+            by_kind[kernel.kind].append(kernel)
+    classes = {
+        kind: _learn_class(way, {kernel: timings[kernel] for kernel in kernels}, device, seed)
+        for kind, kernels in by_kind.items()
+        if len(kernels) >= FEWEST
+    }
+    return KernelModel(classes, {})
+
+
+def _learn_class(way: Way, timings: Timings, device: Device, seed: int) -> ClassModel:
+    kernels = list(timings)
+    operators = tuple(sorted({operator_of(kernel) for kernel in kernels}))
+    x = table(kernels, operators)
+    seconds = np.array([timings[kernel].seconds for kernel in kernels])
+    own = np.maximum(seconds - device.launch_seconds, FLOOR * seconds)
+    y = np.log(own / np.array([_roof(kernel, device) for kernel in kernels]))
+    residual = learn(way, x, y, (own / seconds) ** 2, seed)
+    return ClassModel(operators, x.min(axis=0), x.max(axis=0), residual, USUAL_ERROR, len(kernels))
+
+
+def _roof(kernel: Kernel, device: Device) -> float:
+    return max(compute_seconds(kernel, device), memory_seconds(kernel, device))
+
+
+def _high(values: list[float]) -> float:
+    """Near the highest, but not an outlier."""
+    return float(np.quantile(values, 0.99))

@@ -1,0 +1,95 @@
+"""predict: the time of each operation of a step on a device, what bounds it, and how sure that is.
+
+    t = t_launch + max(flops / (F e_c), bytes / (B e_m)) * exp(g)
+
+g is what a calibration learned of the operation's class; 0 for classes that it did not measure, and for devices of
+which there is only a data sheet.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from typing import Literal
+
+from .device_profile import DeviceProfile
+from .kernel import Kernel
+from .roofline import Device, compute_seconds, memory_seconds
+from .step import StepTime, time_step
+from .trace import TracedStep
+
+Bound = Literal["compute", "memory", "latency"]
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One operation on the device."""
+
+    seconds: float
+    bound: Bound  # arithmetic, memory, or the launch
+    learned: bool  # False: by the roofline alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A step on a device: `ops[i]` is the time of the trace's operation i."""
+
+    trace: TracedStep
+    ops: tuple[OpTime, ...]
+    time: StepTime
+    band: tuple[float, float]  # factors: the step takes so many times the predicted, at least and at most
+
+    @cached_property
+    def seconds_by_bound(self) -> Mapping[Bound, float]:
+        found: dict[Bound, float] = defaultdict(float)
+        for op in self.ops:
+            found[op.bound] += op.seconds
+        found["latency"] += max(0.0, self.time.seconds - sum(found.values()))  # the device waits for the host
+        return found
+
+    @property
+    def bottleneck(self) -> Bound:
+        return max(self.seconds_by_bound, key=lambda bound: self.seconds_by_bound[bound])
+
+    @cached_property
+    def estimated(self) -> Mapping[str, float]:
+        """Classes of operations that the calibration did not measure, with their share of the time."""
+        total = sum(op.seconds for op in self.ops)
+        found: dict[str, float] = defaultdict(float)
+        for op, time in zip(self.trace.ops, self.ops, strict=True):
+            if not time.learned:
+                found[op.kind] += time.seconds / total
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
+    kernels = list(dict.fromkeys(op.kernel for op in step.ops))
+    corrections = profile.kernels.corrections(kernels) if profile.kernels is not None else [None] * len(kernels)
+    known = {
+        kernel: _op_time(kernel, profile.device, correction)
+        for kernel, correction in zip(kernels, corrections, strict=True)
+    }
+    ops = tuple(known[op.kernel] for op in step.ops)
+    dispatch = profile.device.dispatch_seconds
+    if profile.platform == "cpu":  # host and device are one: nothing is hidden
+        time = time_step(step, [op.seconds + dispatch for op in ops])
+    else:
+        time = time_step(step, [op.seconds for op in ops], dispatch)
+    return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile))
+
+
+def _op_time(kernel: Kernel, device: Device, correction: float | None) -> OpTime:
+    compute, memory = compute_seconds(kernel, device), memory_seconds(kernel, device)
+    busy = max(compute, memory) * exp(correction or 0.0)
+    bound: Bound = "latency" if device.launch_seconds > busy else "compute" if compute >= memory else "memory"
+    return OpTime(device.launch_seconds + busy, bound, correction is not None)
+
+
+def _band(ops: tuple[OpTime, ...], profile: DeviceProfile) -> tuple[float, float]:
+    """The mean of what was learned and what was not, weighted by time: errors of many operations go together."""
+    learned = profile.band if profile.kernels is None else profile.kernels.band
+    total = sum(op.seconds for op in ops)
+    share = sum(op.seconds for op in ops if op.learned) / total if total else 0.0
+    low, high = (share * own + (1 - share) * rest for own, rest in zip(learned, profile.band, strict=True))
+    return low, high

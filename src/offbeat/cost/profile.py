@@ -1,0 +1,50 @@
+"""Profile: what was measured of a device, in one file of JSON."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadInput
+from .kernel import Kernel
+from .timing import Timing
+from .written import from_json, to_json
+
+VERSION = 1
+
+
+@dataclass
+class Profile:
+    """Times of kernels on a device, and how torch was set up when they were taken."""
+
+    device: str  # as the device calls itself
+    setup: dict[str, Any]  # torch, threads, TF32 and the like: other values would give other times
+    timings: dict[Kernel, Timing] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all: a calibration that is interrupted goes on where it was."""
+        text = json.dumps(
+            {"version": VERSION, "device": self.device, "setup": self.setup, "kernels": list(self._rows())}, indent=0
+        )
+        beside = path.with_name(path.name + ".part")
+        beside.write_text(text)
+        os.replace(beside, path)
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for kernel, timing in self.timings.items():
+            yield to_json(kernel) | {"seconds": timing.seconds, "spread": timing.spread, "calls": timing.calls}
+
+    @classmethod
+    def load(cls, path: Path) -> "Profile":
+        try:
+            read = json.loads(path.read_text())
+            if read["version"] != VERSION:
+                raise BadInput(f"profile {path} is of version {read['version']}, not {VERSION}: calibrate again")
+            timings = {from_json(row): Timing(row["seconds"], row["spread"], row["calls"]) for row in read["kernels"]}
+            return cls(read["device"], read["setup"], timings)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"{path} is no profile of a device ({error}): write one with offbeat calibrate") from error

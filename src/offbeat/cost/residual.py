@@ -1,0 +1,130 @@
+"""Residual: g of features, as a small MLP or as boosted trees, learned once and written down in JSON.
+
+Both are fitted to y = log of (what was measured over what the roofline says). Predicting needs numpy alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+Way = Literal["mlp", "trees"]
+WIDTHS = (24, 12)
+STEPS, LEARNING_RATE, WEIGHT_DECAY = 1200, 0.01, 1e-3
+TREES, DEPTH, SHRINKAGE = 150, 3, 0.08
+DIGITS = 5  # that are written down
+
+
+class Residual(Protocol):
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """[rows, features] -> [rows]"""
+        ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Layers with tanh between them, on standardised features."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+    layers: tuple[tuple[np.ndarray, np.ndarray], ...]  # weight [out, in], bias [out]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        hidden = (x - self.mean) / self.scale
+        for index, (weight, bias) in enumerate(self.layers):
+            hidden = hidden @ weight.T + bias
+            if index + 1 < len(self.layers):
+                hidden = np.tanh(hidden)
+        return np.asarray(hidden[:, 0])
+
+    def as_dict(self) -> dict[str, Any]:
+        layers = [[_down(weight), _down(bias)] for weight, bias in self.layers]
+        return {"way": "mlp", "mean": _down(self.mean), "scale": _down(self.scale), "layers": layers}
+
+
+@dataclass(frozen=True)
+class Trees:
+    """The sum of trees; a row of a tree: feature (-1: leaf), threshold or value, left, right."""
+
+    start: float
+    trees: tuple[np.ndarray, ...]  # [nodes, 4]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float32)  # as sklearn grew them
+        total = np.full(len(x), self.start)
+        rows = np.arange(len(x))
+        for tree in self.trees:
+            at = np.zeros(len(x), dtype=int)
+            while (inner := tree[at, 0] >= 0).any():
+                column = np.where(inner, tree[at, 0], 0).astype(int)
+                below = np.where(x[rows, column] <= tree[at, 1], tree[at, 2], tree[at, 3]).astype(int)
+                at = np.where(inner, below, at)
+            total += tree[at, 1]
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"way": "trees", "start": self.start, "trees": [_down(tree) for tree in self.trees]}
+
+
+def from_dict(read: Mapping[str, Any]) -> Residual:
+    if read["way"] == "trees":
+        return Trees(read["start"], tuple(np.array(tree) for tree in read["trees"]))
+    layers = tuple((np.array(weight), np.array(bias)) for weight, bias in read["layers"])
+    return MLP(np.array(read["mean"]), np.array(read["scale"]), layers)
+
+
+def learn(way: Way, x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Residual:
+    """The same data and seed give the same model."""
+    return learn_mlp(x, y, weights, seed) if way == "mlp" else learn_trees(x, y, weights, seed)
+
+
+def learn_mlp(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> MLP:
+    """All rows at once; Huber, so that a few odd measurements do not bend it."""
+    mean, scale = x.mean(axis=0), x.std(axis=0)
+    scale = np.where(scale > 1e-9, scale, 1.0)
+    inputs, targets, share = (torch.tensor(each, dtype=torch.float64) for each in ((x - mean) / scale, y, weights))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        sizes = (x.shape[1], *WIDTHS, 1)
+        linear = [nn.Linear(a, b, dtype=torch.float64) for a, b in pairwise(sizes)]
+        nn.init.zeros_(linear[-1].weight)  # begins with the mean
+        nn.init.constant_(linear[-1].bias, float(np.average(y, weights=weights)))
+        network = nn.Sequential(*(part for layer in linear for part in (layer, nn.Tanh())))[:-1]
+        optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            errors = nn.functional.huber_loss(network(inputs)[:, 0], targets, reduction="none", delta=0.3)
+            ((errors * share).sum() / share.sum()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    layers = tuple((layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear)
+    return MLP(mean, scale, layers)
+
+
+def learn_trees(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Trees:
+    from sklearn.ensemble import GradientBoostingRegressor  # takes a second, and only learning needs it
+
+    grown = GradientBoostingRegressor(
+        n_estimators=TREES, max_depth=DEPTH, learning_rate=SHRINKAGE, loss="huber", random_state=seed
+    ).fit(x, y, sample_weight=weights)
+    trees = []
+    for (each,) in grown.estimators_:
+        tree = each.tree_
+        inner = tree.children_left >= 0
+        values = np.where(inner, tree.threshold, SHRINKAGE * tree.value[:, 0, 0])
+        trees.append(np.stack([np.where(inner, tree.feature, -1), values, tree.children_left, tree.children_right], 1))
+    start = float(grown.init_.predict(x[:1])[0])
+    return Trees(start, tuple(trees))
+
+
+def _down(values: np.ndarray) -> Any:
+    """Lists of numbers, short ones."""
+    rounded = [float(f"{value:.{DIGITS}g}") for value in values.flat]
+    return np.array(rounded).reshape(values.shape).tolist()

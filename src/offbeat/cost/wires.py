@@ -1,0 +1,92 @@
+"""Wires: how long an all-reduce over the workers of a layout takes, by data sheet or as it was measured."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import unknown
+from ..layout import Layout, Ranks
+from ..sim.network import Link
+from .collectives import ALGORITHMS, Cost, Hop, fastest, hierarchical
+from .fit import Fitted
+
+Where = Literal["intra-node", "inter-node"]
+ALL_REDUCES = ("fastest", *ALGORITHMS, "hierarchical")
+DATASHEET_BAND = (0.9, 1.25)  # a link carries a little more or quite less than one thinks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wires:
+    """The links of a cluster: what the virtual world's network charges when nothing else is under way.
+
+    The ring goes through a node's workers before it leaves the node, so that it crosses each link once each way.
+    """
+
+    link: Link  # of each node
+    local: Link  # of each worker inside its node
+    fitted: Fitted | None = None  # instead, where all-reduces were measured
+    all_reduce_by: str = "fastest"  # of ring and tree; or ring, tree, hierarchical
+    slower: float = 1.0  # all of it, for a band
+
+    def __post_init__(self) -> None:
+        if self.all_reduce_by not in ALL_REDUCES:
+            raise unknown("way to all-reduce", self.all_reduce_by, ALL_REDUCES)
+
+    def all_reduce(self, nbytes: float, ranks: Ranks, layout: Layout) -> Cost:
+        """By the ring or the tree, whichever is faster."""
+        if len(ranks) == 1:
+            return Cost(0.0, 0.0)
+        if self.fitted is not None:
+            cost = self.fitted.cost(nbytes, len(ranks))
+        elif self.all_reduce_by == "hierarchical" and (even := self._even(ranks, layout)):
+            inside, per_node = Hop(self.local.seconds, 1 / self.local.bytes_per_second), len(ranks) // even
+            share = Hop(self.link.seconds, per_node / self.link.bytes_per_second)  # a worker's, of its node's link
+            cost = hierarchical(nbytes, per_node, even, inside, share)
+        else:
+            algorithm = ALGORITHMS.get(self.all_reduce_by, fastest)
+            cost = algorithm(nbytes, len(ranks), self._slowest_hop(ranks, layout))
+        return Cost(cost.latency_seconds * self.slower, cost.transfer_seconds * self.slower)
+
+    def where(self, ranks: Ranks, layout: Layout) -> Where:
+        """Which links hold the group back."""
+        if self._within(ranks, layout):
+            return "intra-node"
+        alone = not self._neighbours(ranks, layout)
+        return "inter-node" if alone or self.link.bytes_per_second <= self.local.bytes_per_second else "intra-node"
+
+    def as_links(self) -> tuple[Link, Link]:
+        """(between nodes, inside) for the virtual world, which knows no other; of what was fitted, its large pieces."""
+        links = self.link, self.local
+        if self.fitted is not None:
+            hop = self.fitted.pieces[-1].hop
+            measured = Link(bytes_per_second=1 / max(hop.seconds_per_byte, 1e-15), seconds=hop.seconds)
+            links = measured, measured
+        between, inside = (
+            Link(bytes_per_second=e.bytes_per_second / self.slower, seconds=e.seconds * self.slower) for e in links
+        )
+        return between, inside
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Of the time of an all-reduce, relative."""
+        if self.fitted is None:
+            return DATASHEET_BAND
+        return 1 / (1 + 2 * self.fitted.error), 1 + 2 * self.fitted.error
+
+    def _slowest_hop(self, ranks: Ranks, layout: Layout) -> Hop:
+        used = [self.local] if self._within(ranks, layout) else [self.link]
+        if len(used) == 1 and self._neighbours(ranks, layout):
+            used.append(self.local)
+        return Hop(max(link.seconds for link in used), 1 / min(link.bytes_per_second for link in used))
+
+    def _even(self, ranks: Ranks, layout: Layout) -> int:
+        """The nodes of these ranks, where each has as many of them; else 0."""
+        counts = Counter(layout.node_of[rank] for rank in ranks)
+        return len(counts) if len(set(counts.values())) == 1 else 0
+
+    def _within(self, ranks: Ranks, layout: Layout) -> bool:
+        return len({layout.node_of[rank] for rank in ranks}) == 1
+
+    def _neighbours(self, ranks: Ranks, layout: Layout) -> bool:
+        """Whether two of them share a node."""
+        return len({layout.node_of[rank] for rank in ranks}) < len(ranks)

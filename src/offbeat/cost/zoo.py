@@ -1,0 +1,107 @@
+"""The models of a calibration: those whose kernels it learns from, and those that it is judged on, never the same."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..train.models import GPT, MODELS
+from ..train.task import cross_entropy
+from ..train.tasks import adamw, sgd
+from .kernel import Kernel
+from .subject import Subject
+from .trace import Platform
+
+IMAGE, LARGE_IMAGE = (3, 32, 32), (3, 96, 96)
+
+
+class MixerBlock(nn.Module):
+    """A perceptron over places, then one over channels."""
+
+    def __init__(self, places: int, width: int) -> None:
+        super().__init__()
+        self.places, self.channels = _mlp(places), _mlp(width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.places(self.first(x).transpose(1, 2)).transpose(1, 2)
+        mixed: Tensor = x + self.channels(self.second(x))
+        return mixed
+
+
+class Mixer(nn.Module):
+    """MLP-Mixer (Tolstikhin et al. 2021)."""
+
+    def __init__(self, side: int, classes: int, width: int = 128, blocks: int = 3) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.blocks = nn.Sequential(*(MixerBlock((side // 4) ** 2, width) for _ in range(blocks)))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.blocks(self.patches(images).flatten(2).transpose(1, 2))
+        scores: Tensor = self.head(x.mean(1))
+        return scores
+
+
+class Mobile(nn.Sequential):
+    """Depthwise and pointwise convolutions in turns (MobileNet, Howard et al. 2017)."""
+
+    def __init__(self, classes: int, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+        layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU6()]
+        for inner, outer in pairwise(widths):
+            layers += [nn.Conv2d(inner, inner, 3, 2, 1, groups=inner, bias=False), nn.BatchNorm2d(inner), nn.ReLU6(),
+                       nn.Conv2d(inner, outer, 1, bias=False), nn.BatchNorm2d(outer), nn.ReLU6()]  # fmt: skip
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+
+
+def _mlp(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+
+def learned_from(platform: Platform, autocast: torch.dtype | None = None) -> Iterator[Subject]:
+    """Of the zoo."""
+    for name in ("cnn", "lenet", "resnet20", "resnet18", "vgg11", "mlp"):
+        yield _images(name, partial(MODELS[name], IMAGE, 10), IMAGE, platform, autocast)
+    yield _images("resnet18 large", partial(MODELS["resnet18"], LARGE_IMAGE, 100), LARGE_IMAGE, platform, autocast)
+    yield _text("gpt", partial(GPT, 128, 65), 128, platform, autocast)
+    yield _text("wide gpt", partial(GPT, 64, 1000, width=320, heads=5, blocks=1), 64, platform, autocast)
+
+
+def held_out(platform: Platform, autocast: torch.dtype | None = None) -> Iterator[Subject]:
+    """Other architectures; kernels that both have are not learned from."""
+    yield _images("cnn3m", partial(MODELS["cnn3m"], IMAGE, 10), IMAGE, platform, autocast)
+    yield _images("resnet8", partial(MODELS["resnet8"], IMAGE, 10), IMAGE, platform, autocast)
+    yield _images("resnet50", partial(MODELS["resnet50"], IMAGE, 10), IMAGE, platform, autocast)
+    yield _images("vgg16", partial(MODELS["vgg16"], IMAGE, 10), IMAGE, platform, autocast)
+    yield _images("mobile", partial(Mobile, 10), IMAGE, platform, autocast)
+    yield _images("mixer", partial(Mixer, 32, 10), IMAGE, platform, autocast)
+    yield _images("deep mlp", _deep_mlp, IMAGE, platform, autocast)
+    yield _text("gpt of 6", partial(GPT, 96, 200, width=192, heads=6, blocks=3), 96, platform, autocast)
+
+
+def kernels_of(subjects: Iterator[Subject], batches: tuple[int, ...]) -> Iterator[Kernel]:
+    """Of their steps, at all these batch sizes."""
+    for subject in subjects:
+        for batch in batches:
+            yield from (op.kernel for op in subject.at(batch).ops if op.nbytes > 0)
+
+
+def _deep_mlp() -> nn.Module:
+    layers = [part for _ in range(4) for part in (nn.Linear(512, 512), nn.GELU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 512), *layers, nn.Linear(512, 10))
+
+
+def _images(name: str, build: Any, shape: tuple[int, ...], platform: Platform, autocast: torch.dtype | None) -> Subject:
+    images, classes = torch.zeros(1, *shape, device="meta"), torch.zeros(1, dtype=torch.long, device="meta")
+    return Subject(name=name, model=build, sample=(images, classes), loss=cross_entropy,
+                   optimizer=partial(sgd, learning_rate=0.1), platform=platform, autocast=autocast)  # fmt: skip
+
+
+def _text(name: str, build: Any, length: int, platform: Platform, autocast: torch.dtype | None) -> Subject:
+    characters = torch.zeros(1, length, dtype=torch.long, device="meta")
+    return Subject(name=name, model=build, sample=(characters, characters), loss=cross_entropy,
+                   optimizer=partial(adamw, learning_rate=1e-3), platform=platform, autocast=autocast)  # fmt: skip

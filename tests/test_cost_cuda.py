@@ -1,0 +1,75 @@
+"""On a GPU: a trace made without one is what torch issues there, and its memory is the allocator's."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from offbeat.cost import Op, trace
+from offbeat.cost.recorder import Recorder
+from offbeat.cost.replay import replay
+from offbeat.train.models import GPT, MODELS
+from offbeat.train.task import cross_entropy
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def zoo(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    if name == "gpt":
+        tokens = torch.zeros(4, 256, dtype=torch.long)
+        return GPT(256, 1000, width=256, heads=4, blocks=4), tokens, tokens
+    if name == "transformer":
+        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.1, batch_first=True)
+        return nn.Sequential(layer, nn.Linear(256, 10)), torch.zeros(4, 64, 256), torch.zeros(4, 64, dtype=torch.long)
+    return MODELS[name]((3, 64, 64), 10), torch.zeros(32, 3, 64, 64), torch.zeros(32, dtype=torch.long)
+
+
+def really_issued(
+    model: nn.Module, inputs: Tensor, targets: Tensor, autocast: torch.dtype | None
+) -> tuple[list[Op], int]:
+    """The operations of a second step on the GPU, and the most bytes that were allocated."""
+    model, inputs, targets = model.cuda(), inputs.cuda(), targets.cuda()
+    optimizer = AdamW(model.parameters())
+    recorder = Recorder(model)
+
+    def forward() -> Tensor:
+        with torch.autocast("cuda", dtype=autocast, enabled=autocast is not None):
+            return cross_entropy(model(inputs), targets)
+
+    forward().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.reset_peak_memory_stats()
+    forward().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    most = torch.cuda.max_memory_allocated()
+    optimizer.zero_grad()
+    with recorder.hooked(), recorder:
+        loss = forward()
+        recorder.phase = "backward"
+        loss.backward()  # type: ignore[no-untyped-call]
+        recorder.phase = "optimizer"
+        optimizer.step()
+    return recorder.ops, most
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mlp", "cnn3m", "resnet18", "vgg11", "gpt", "transformer"])
+def test_trace_made_for_a_gpu_is_what_a_gpu_gets(name: str, autocast: torch.dtype | None) -> None:
+    model, inputs, targets = zoo(name)
+    step = trace(model, inputs, targets, loss=cross_entropy, optimizer=AdamW, platform="cuda", autocast=autocast)
+    real, most = really_issued(model, inputs, targets, autocast)
+    expected, found = (Counter((op.phase, op.path, op.kind, op.kernel.dtype) for op in ops) for ops in (step.ops, real))
+    assert expected == found
+    assert step.flops == pytest.approx(sum(op.flops for op in real), rel=0.01)
+    assert step.nbytes == pytest.approx(sum(op.nbytes for op in real), rel=0.05)
+    assert step.memory.peak == pytest.approx(most, rel=0.1)
+
+
+def test_kernels_of_a_trace_run_on_the_gpu() -> None:
+    for name in ("gpt", "resnet18"):
+        for op in trace(*zoo(name), loss=cross_entropy, optimizer=AdamW, platform="cuda").ops:
+            replay(op.kernel, "cuda")()
+    torch.cuda.synchronize()

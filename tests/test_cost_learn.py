@@ -1,0 +1,280 @@
+"""Learning a device: that it finds what there is to find, is the same every time, and says how sure it is."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import run_here
+from torch import nn
+from torch.optim import SGD
+
+from offbeat.cost import Device, Kernel, TracedStep, trace
+from offbeat.cost.calibrate_command import kernels_file, learned_profile
+from offbeat.cost.counts import bytes_of
+from offbeat.cost.device_profile import DeviceProfile, load_profile
+from offbeat.cost.features import NAMES, features
+from offbeat.cost.kernel_model import KernelModel
+from offbeat.cost.layers import random_kernels
+from offbeat.cost.learn import judge, kernel_seconds, learn_kernels, measured_device
+from offbeat.cost.measured_collectives import measured_all_reduces
+from offbeat.cost.measured_step import measured_step
+from offbeat.cost.predict import predict
+from offbeat.cost.profile import Profile
+from offbeat.cost.residual import from_dict, learn_mlp, learn_trees
+from offbeat.cost.roofline import op_seconds
+from offbeat.cost.step_fit import fit_steps
+from offbeat.cost.subject import find_subject
+from offbeat.cost.timing import Stopwatch, Timing
+from offbeat.cost.verdict import notes
+from offbeat.cost.zoo import held_out, learned_from
+from offbeat.errors import BadInput
+
+DEVICE = Device(
+    name="imagined", flops_per_second={torch.float32: 1e11}, bytes_per_second=1e10, launch_seconds=2e-6,
+    memory_bytes=1 << 34,
+)  # fmt: skip
+
+
+def imagined(kernel: Kernel) -> Timing:
+    """Matrix products reach less of the rate the fewer rows they have; all else half of the bandwidth."""
+    busy = op_seconds(kernel, DEVICE) - DEVICE.launch_seconds
+    factor = 1 + 20 / kernel.inputs[0].shape[0] if kernel.kind == "matmul" else 2.0
+    return Timing(DEVICE.launch_seconds + busy * factor, 0.0, 3)
+
+
+@lru_cache
+def perceptron(width: int, batch: int = 48) -> TracedStep:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+    return trace(build, torch.zeros(batch, width), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1))
+
+
+@lru_cache
+def timings() -> dict[Kernel, Timing]:
+    drawn = list(itertools.islice(random_kernels(seed=0, most=1 << 20), 700))
+    unseen = [op.kernel for width in (100, 300) for op in perceptron(width).ops]
+    return {kernel: imagined(kernel) for kernel in (*drawn, *unseen) if bytes_of(kernel)}
+
+
+@lru_cache
+def learned() -> KernelModel:
+    return learn_kernels(timings(), DEVICE, {str(width): perceptron(width) for width in (100, 300)})
+
+
+def test_what_is_learned_beats_the_roofline_on_models_not_seen() -> None:
+    said = learned().held_out
+    assert said["kept"] in ("mlp", "trees")
+    assert said[said["kept"]]["mean"] == min(said["mlp"]["mean"], said["trees"]["mean"])
+    assert said[said["kept"]]["mean"] < 0.05
+    assert said["roofline"]["mean"] > 0.2
+    assert set(said["mlp"]["models"]) == {"100", "300"}
+
+
+def test_kernels_of_held_out_models_are_not_learned_from() -> None:
+    unseen = {op.kernel for width in (100, 300) for op in perceptron(width).ops}
+    assert learned().held_out["kernels"] == len(timings().keys() - unseen) < len(timings())
+
+
+def test_learning_is_the_same_every_time_and_survives_json() -> None:
+    again = learn_kernels(timings(), DEVICE, {str(width): perceptron(width) for width in (100, 300)})
+    assert json.dumps(again.as_dict()) == json.dumps(learned().as_dict())
+    read = KernelModel.from_dict(json.loads(json.dumps(learned().as_dict())))
+    kernels = list(timings())[:300]
+    was, now = (np.array(model.corrections(kernels), dtype=float) for model in (learned(), read))
+    assert np.nanmax(np.abs(was - now)) < 0.01
+
+
+@pytest.mark.parametrize("way", [learn_mlp, learn_trees])
+def test_both_ways_learn_a_curve_and_write_it_down(way: partial[object]) -> None:
+    x = np.random.default_rng(0).uniform(-3, 3, (600, 4))
+    y = np.sin(x[:, 0]) + 0.5 * x[:, 1]
+    model = way(x[:500], y[:500], np.ones(500), 0)  # type: ignore[call-arg, arg-type]
+    assert np.abs(model(x[500:]) - y[500:]).mean() < 0.15  # type: ignore[operator]
+    read = from_dict(json.loads(json.dumps(model.as_dict())))  # type: ignore[attr-defined]
+    assert np.abs(read(x) - model(x)).mean() < 0.001, "rounded"  # type: ignore[operator]
+
+
+def test_trees_are_those_of_sklearn() -> None:
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    from offbeat.cost.residual import DEPTH, SHRINKAGE, TREES
+
+    x = np.random.default_rng(0).uniform(-3, 3, (200, 3))
+    y = x[:, 0] ** 2
+    theirs = GradientBoostingRegressor(
+        n_estimators=TREES, max_depth=DEPTH, learning_rate=SHRINKAGE, loss="huber", random_state=1
+    ).fit(x, y, sample_weight=np.ones(200))
+    assert np.allclose(learn_trees(x, y, np.ones(200), 1)(x), theirs.predict(x))
+
+
+def test_far_from_what_was_measured_the_roofline_leads() -> None:
+    def product(n: int) -> Kernel:
+        return next(op.kernel for op in perceptron(n).ops if op.kind == "matmul")
+
+    model = learned()
+    near, far = (model.corrections([product(n)])[0] for n in (2000, 20_000))
+    assert near is not None
+    assert far is not None
+    assert abs(near - far) < 0.7, "100 times the work, but no wild guess"
+
+
+def test_features_have_their_places() -> None:
+    for kernel in itertools.islice(random_kernels(seed=1, most=1 << 14), 400):
+        assert len(features(kernel)) == len(NAMES)
+        assert all(map(math.isfinite, features(kernel)))
+
+
+def test_features_know_the_sizes_of_matrices_and_filters() -> None:
+    step = trace(
+        lambda: nn.Sequential(nn.Conv2d(6, 12, 3, stride=2, groups=3), nn.Flatten(), nn.Linear(12 * 49, 5)),
+        torch.zeros(2, 6, 15, 15), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1),
+    )  # fmt: skip
+
+    def dims(kernel: Kernel, count: int) -> list[int]:
+        found = features(kernel)[NAMES.index("dim0") :]
+        assert not any(found[count:])
+        return [round(math.exp(value)) - 1 for value in found[:count]]
+
+    convolution = next(op.kernel for op in step.ops if op.kind == "convolution")
+    assert dims(convolution, 8)[:6] == [2, 6, 12, 49, 9, 3]  # batch, channels in and out, pixels, filter, groups
+    assert dims(convolution, 8)[7] == 4  # strides
+    product = next(op.kernel for op in step.ops if op.kind == "matmul")
+    assert dims(product, 4) == [2, 5, 12 * 49, 1]
+
+
+def test_speeds_are_those_that_the_fastest_kernels_reach() -> None:
+    device = measured_device("x", timings(), memory_bytes=1, dispatch_seconds=0.0)
+    assert device.flops_per_second[torch.float32] == pytest.approx(1e11, rel=0.3)
+    assert device.bytes_per_second <= 1.01e10
+    assert device.launch_seconds == pytest.approx(2e-6, rel=0.15)
+
+
+def profile_with(model: KernelModel) -> DeviceProfile:
+    return replace(load_profile("cpu2"), device=DEVICE, label="calibrated", kernels=model, setup={"torch": "1.0"})
+
+
+def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
+    from offbeat.cost.plan import Question, plan
+    from offbeat.cost.wires import Wires
+
+    without = KernelModel(
+        {kind: each for kind, each in learned().classes.items() if kind != "matmul"}, learned().held_out
+    )
+    profile = profile_with(without)
+    prediction = predict(perceptron(300), profile)
+    assert set(prediction.estimated) == {"matmul"}
+    assert 0.2 < prediction.estimated["matmul"] < 1
+    low, high = prediction.band
+    assert profile.band[0] < low < 1 < high < profile.band[1], "of both kinds"
+    question = Question(
+        subject=find_subject("mlp", platform="cpu"), profile=profile, nodes=1, workers_per_node=1, batch=8,
+        wires=Wires(link=profile.local, local=profile.local), strategies=("ddp",),
+    )  # fmt: skip
+    said = notes(plan(question))
+    assert any("estimated by roofline: matmul" in each and "% of the time" in each for each in said), said
+    assert any("was calibrated with torch 1.0, and this is" in each for each in said), said
+
+
+def test_judging_knows_a_perfect_model_from_none() -> None:
+    exact = replace(DEVICE, launch_seconds=0.0)
+    free = {kernel: Timing(max(1e-12, op_seconds(kernel, exact)), 0.0, 3) for kernel in timings()}
+    judged = judge(KernelModel({}, {}), free, exact, {"300": perceptron(300)})
+    assert judged.mean < 1e-9
+    assert max(judged.by_kind.values()) < 1e-9
+
+
+def test_what_a_step_adds_to_its_kernels_is_found() -> None:
+    def real(step: TracedStep) -> float:
+        kernels = [op.kernel for op in step.ops]
+        own = [seconds - DEVICE.launch_seconds for seconds in kernel_seconds(learned(), kernels, DEVICE)]
+        scaled = [(0.8 if op.kind == "matmul" else 0.5) * taken for op, taken in zip(step.ops, own, strict=True)]
+        return sum(scaled) + len(kernels) * (DEVICE.launch_seconds + 7e-6)
+
+    steps = [perceptron(width, batch) for width in (16, 100, 300, 900) for batch in (2, 48, 500)]
+    fitted = fit_steps([(step, real(step)) for step in steps], DEVICE, learned())
+    assert fitted.host_seconds == pytest.approx(7e-6, rel=0.1)
+    assert fitted.scales["matrix"] == pytest.approx(0.8, abs=0.05)
+    assert 0.45 < fitted.scales["rest"] < 0.75, "held near 1"
+    device = replace(DEVICE, dispatch_seconds=fitted.host_seconds)
+    profile = replace(profile_with(replace(learned(), scales=fitted.scales)), device=device)
+    errors = [predict(step, profile).time.seconds / real(step) - 1 for step in steps]
+    assert max(map(abs, errors)) < 0.06
+    before = predict(steps[-1], profile_with(learned())).time.seconds / real(steps[-1]) - 1
+    assert before > 0.2
+
+
+def test_held_out_models_are_not_those_of_the_calibration() -> None:
+    theirs, ours = ({each.name for each in make("cpu")} for make in (held_out, learned_from))
+    assert not theirs & ours
+    assert len(theirs) >= 8
+    for each in held_out("cpu"):
+        assert each.at(2).batch == 2
+
+
+@pytest.mark.timeout(100)
+def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
+    """Small and short: that it is whole, can be planned with, and goes on where it was."""
+    path, seen = tmp_path / "here.json", set[str]()
+
+    def calibrated(minutes: float) -> DeviceProfile:
+        return learned_profile(
+            "cpu", torch.device("cpu"), path, minutes=minutes, bf16=False, per_kind=8, seed=0, fitted=None,
+            step=lambda what, _done, _all: seen.add(what), look_at=200, batches=(1,),
+            stopwatch=Stopwatch(device=torch.device("cpu"), calls=3, at_most_seconds=0.02),
+        )  # fmt: skip
+
+    calibrated(0.5).save(path)
+    assert seen == {"held-out models", "the zoo", "random layers", "learning", "real steps"}
+    kept = Profile.load(kernels_file(path)).timings
+    profile = load_profile(str(path))
+    assert profile.label == "calibrated"
+    assert profile.kernels is not None
+    assert {"mlp", "trees", "roofline", "kept", "steps"} <= set(profile.kernels.held_out)
+    worst = profile.kernels.held_out["steps"]["worst"]
+    assert profile.kernels.band == (1 / (1 + worst), 1 + worst)
+    assert profile.setup["torch"] == torch.__version__
+    printed = run_here(
+        ["plan", "--device", str(path), "--model", "mlp", "--nodes", "2", "--workers-per-node", "1", "--link", "1gbit",
+         "--strategies", "ddp"], tmp_path,
+    )  # fmt: skip
+    assert "calibrated; a step takes" in printed
+    calibrated(0.05)
+    again = Profile.load(kernels_file(path)).timings
+    assert {kernel: again[kernel] for kernel in kept} == kept, "not measured again"
+
+
+@pytest.mark.timeout(60)
+def test_all_reduces_among_local_workers() -> None:
+    points = measured_all_reduces(2, torch.device("cpu"), sizes=(1 << 10, 1 << 20))
+    assert [(point.ranks, point.nbytes) for point in points] == [(2, 1 << 10), (2, 1 << 20)]
+    assert 0 < points[0].seconds < points[1].seconds < 10
+    with pytest.raises(BadInput, match="an all-reduce takes at least 2"):
+        measured_all_reduces(1, torch.device("cpu"))
+
+
+def test_a_real_step_takes_time_and_more_for_more_samples() -> None:
+    subject = find_subject("resnet8", platform="cpu")
+    few, many = (measured_step(subject, batch, steps=3) for batch in (1, 32))
+    assert 0 < few < many
+
+
+@pytest.mark.parametrize(
+    ("flags", "pattern"),
+    [
+        ("--device tpu", "no device to calibrate 'tpu': .*choose one of cpu, cuda"),
+        ("--minutes 11", "--minutes 11.0 does not fit: it must be above 0 and at most 10"),
+        ("--per-kind 0", "--per-kind 0 does not fit"),
+        ("--out nowhere/x.json", "profile nowhere/x.json cannot be written there"),
+        ("--workers 1 --out x.json", "--workers 1 does not fit: an all-reduce takes at least 2"),
+    ],
+)
+def test_bad_input(tmp_path: Path, flags: str, pattern: str) -> None:
+    with pytest.raises(BadInput, match=pattern):
+        run_here(["calibrate", *flags.split()], tmp_path)
