@@ -155,7 +155,7 @@ def draw(race: Race, path: Path) -> None:
     chosen = [s for s in race.strategies if s != "none" and race.runs(s)[0]["failure"] is None]
     figure = Figure(figsize=(9.0, 4.6), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
-    style_axes(axes)
+    style_axes(axes, "Accuracy against time, 4 workers, 100 Mbit/s")
     for index, (strategy, colour) in enumerate(zip(chosen, colours_of(chosen), strict=True)):
         curve = race.runs(strategy)[0]["curve"]
         rival = ".py:" in strategy
