@@ -185,8 +185,9 @@ def plan_row(
 def _efficiency_band(
     strategy: Strategy, work: Work, machines: Machines, prediction: Prediction, question: Question, middle: Pace
 ) -> tuple[float, float]:
+    now = min(1.0, work.time.seconds / middle.step_seconds)
     if machines.layout.workers == 1:
-        return 1.0, 1.0
+        return now, now
     ends = []
     for compute, wire in zip(prediction.band, reversed(question.wires.band), strict=True):
         if middle.step_seconds <= work.time.seconds and compute > 1:
@@ -195,7 +196,6 @@ def _efficiency_band(
         own = Work(time=work.time.scaled(compute), model_bytes=work.model_bytes)
         slowed = replace(machines, wires=replace(machines.wires, slower=wire))
         ends.append(min(1.0, own.time.seconds / pace(strategy, own, slowed, seed=question.seed).step_seconds))
-    now = min(1.0, work.time.seconds / middle.step_seconds)
     return min(*ends, now), max(*ends, now)
 
 
