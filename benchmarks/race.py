@@ -28,6 +28,7 @@ ALL_RIVALS = ",".join(
     [
         BEST_RIVALS,
         f"{RIVALS}/torchft_local_sgd.py:train:every=32",
+        f"{RIVALS}/torchft_diloco.py:train:every=64,fragments=4,delay=12",  # cannot: too few parameters to cut
         f"{RIVALS}/hivemind_local.py:train:every=16",
         f"{RIVALS}/hivemind_local.py:train:every=32",
         f"{RIVALS}/torch_ddp.py:train:hook=bf16",

@@ -162,6 +162,7 @@ def test_the_command_on_shaped_links(
         ("--step-seconds -1", r"--step-seconds -1.0 does not fit"),
         ("--target-accuracy 90", r"--target-accuracy 90.* at most 1"),
         ("--straggler 9:2", r"--straggler 9:2 does not fit"),
+        ("--json nowhere/x.json --loopback", r"--json nowhere/x.json cannot be written"),
     ],
 )
 def test_bad_input_is_one_sentence(

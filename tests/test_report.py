@@ -20,6 +20,7 @@ from offbeat.errors import BadInput
 from offbeat.gather import collect_json
 from offbeat.layout import Layout, Ranks
 from offbeat.report.history import STATUSES_PER_WORKER, History
+from offbeat.report.json_file import write_json
 from offbeat.report.metrics import MetricsFile, read_metrics
 from offbeat.report.outputs import write_outputs
 from offbeat.report.progress import Progress
@@ -115,13 +116,13 @@ def test_a_status_must_be_complete() -> None:
 
 def test_a_result_goes_to_a_file_and_to_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = replace(run()[0], accuracy=None, loss=math.nan)
-    result.write_json(tmp_path / "result.json")
-    result.write_json("-")
+    write_json(tmp_path / "result.json", result.as_dict())
+    write_json("-", result.as_dict())
     text = (tmp_path / "result.json").read_text()
     assert capsys.readouterr().out == text
     assert repr(Result.from_dict(strictly(text))) == repr(result)
     with pytest.raises(BadInput, match="cannot be written"):
-        result.write_json(tmp_path / "no such folder" / "result.json")
+        write_json(tmp_path / "no such folder" / "result.json", result.as_dict())
 
 
 # --- history ---

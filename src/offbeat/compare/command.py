@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..errors import BadInput
 from ..lists import split_specs
+from ..report.json_file import check_json, write_json
 from ..report.outputs import replacing
 from ..report.status import to_json
 from ..sim.command import parse_stragglers
@@ -58,6 +59,8 @@ def compare(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"--out {out} cannot be made ({error.strerror}): give a folder of yours") from None
+    if json_file is not None:
+        check_json(json_file)
     console, began = Console(stderr=True, emoji=False, markup=False), time.time()
     laps, done = sum(1 for _ in contest.entries()), 0
     finished: list[Outcome] = []
@@ -80,11 +83,8 @@ def compare(
         run_contest(contest, watch=watch, ended=ended)
         if not quiet:
             print_outcomes(console, contest, rows_of(finished))
-        record = to_json(record_of(contest, finished, began), indent=1) + "\n"
-        if json_file == "-":
-            sys.stdout.write(record)
-        elif json_file is not None:
-            Path(json_file).write_text(record, encoding="utf-8")
+        if json_file is not None:
+            write_json(json_file, record_of(contest, finished, began))
     finally:  # also of a contest that is broken off
         if out is not None and finished:
             told = write_outputs(out, contest, finished, record_of(contest, finished, began))

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ..errors import BadInput
 from ..lists import split_specs
+from ..report.json_file import write_json
 from ..report.plan_table import print_plan
 from ..report.status import to_json
 from ..sim.command import MOST_JITTER, parse_stragglers
@@ -83,7 +84,7 @@ def plan(
         if not quiet:
             print(f"in {out}: plan.json, {', '.join(path.name for path in drawn)}", file=sys.stderr)
     if json_file is not None:
-        write_json(json_file, answer)
+        write_json(json_file, record(answer))
     if not quiet:
         print_plan(Console(stderr=json_file == "-", emoji=False), answer)
 
@@ -145,18 +146,3 @@ def record(answer: Answer) -> dict[str, object]:
         "notes": notes(answer),
         "rows": [row.as_dict() for row in answer.rows],
     }
-
-
-def write_json(file: str, answer: Answer) -> None:
-    """To a file, or to standard output for "-"."""
-    text = to_json(record(answer), indent=2) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(
-            f"--json {file} cannot be written ({error.strerror}): give a file in a folder of yours"
-        ) from error

@@ -6,10 +6,8 @@ JSON has no NaN and no infinity, and a training that diverges has both: they are
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -71,18 +69,6 @@ class Result:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Result":
         return cls(**_fields_of(cls, record))
-
-    def write_json(self, path: Path | Literal["-"]) -> None:
-        """To a file, or to standard output for "-"."""
-        text = to_json(self.as_dict(), indent=2) + "\n"
-        if path == "-":
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            return
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"{path} cannot be written ({error.strerror}): give a file in a folder of yours") from error
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -10,13 +10,12 @@ from rich.console import Console
 
 from ..errors import BadInput
 from ..lists import Given, combinations
-from ..report.status import to_json
+from ..report.json_file import write_json
 from ..report.sweep_table import print_rows, write_csv
 from ..sim.command import check_device, parse_seconds
 from ..sim.simulate import measured_step_seconds
 from ..train.ending import check_outputs
 from ..train.job import blaming_own_task
-from .finished import Finished
 from .kept import FILE
 from .rows import rows_of
 from .run import sweep as run
@@ -60,7 +59,7 @@ def sweep(given: Given) -> None:
             names = ", ".join([FILE, "table.csv", *(path.name for path in pictures)])
             print(f"in {out}: {names}", file=sys.stderr)
     if json_file is not None:
-        write_json(json_file, runs)
+        write_json(json_file, {"runs": [run.as_dict() for run in runs]})
 
 
 def settings_of(given: Given) -> list[Setting]:
@@ -79,16 +78,3 @@ def with_measured_seconds(settings: Sequence[Setting]) -> list[Setting]:
             with blaming_own_task(setting.task, "in the simulation"):
                 seconds[setting.batch] = measured_step_seconds(setting.job)
     return [replace(setting, step_seconds=seconds[setting.batch]) for setting in settings]
-
-
-def write_json(file: str, runs: Sequence[Finished]) -> None:
-    """To a file, or to standard output for "-"."""
-    text = to_json({"runs": [run.as_dict() for run in runs]}, indent=2) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"{file} cannot be written ({error.strerror}): give a file in a folder of yours") from error

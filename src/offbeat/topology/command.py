@@ -1,6 +1,5 @@
 """What `offbeat topology` does with its flags."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import BadInput
-from ..report.status import to_json
+from ..report.json_file import write_json
 from ..report.table import counted
 from .graph import Graph
 from .named import neighbours
@@ -52,20 +50,6 @@ def record(name: str, rate: float, graph: Graph, numbers: Momentum) -> dict[str,
         "diameter": graph.diameter,
         **asdict(numbers),
     }
-
-
-def write_json(json_file: str, record: dict[str, Any]) -> None:
-    text = to_json(record, indent=2) + "\n"
-    if json_file == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    try:
-        Path(json_file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(
-            f"--json {json_file} cannot be written ({error.strerror}): give a file in a folder of yours"
-        ) from error
 
 
 def print_topology(console: Console, name: str, graph: Graph, numbers: Momentum) -> None:

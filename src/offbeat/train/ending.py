@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import BadInput
 from ..layout import Layout
 from ..options import options_of
+from ..report.json_file import check_json, try_to_write, write_json
 from ..report.status import Result, Status
 from ..report.table import print_result
 from ..trace import Event
@@ -62,7 +63,7 @@ def finish_run(
         if job.out is not None:
             console.print(f"model, metrics, trace and picture are in {job.out}", highlight=False)
     if job.json is not None:
-        result.write_json(job.json)
+        write_json(job.json, result.as_dict())
     return result
 
 
@@ -71,24 +72,11 @@ def check_outputs(job: Job) -> None:
     if job.out is not None:
         try:
             job.out.mkdir(parents=True, exist_ok=True)
-            _try_to_write(job.out / ".offbeat")
+            try_to_write(job.out / ".offbeat")
         except OSError as error:
             raise BadInput(f"--out {job.out} cannot be written to ({error.strerror}): give a folder of yours") from None
-    if isinstance(job.json, Path):
-        try:
-            _try_to_write(job.json)
-        except OSError as error:
-            raise BadInput(
-                f"--json {job.json} cannot be written ({error.strerror}): give a file in a folder of yours"
-            ) from None
-
-
-def _try_to_write(path: Path) -> None:
-    """Leaves a file that is there as it is, and none where there was none."""
-    existed = path.exists()
-    path.open("a").close()
-    if not existed:
-        path.unlink()
+    if job.json is not None:
+        check_json(job.json)
 
 
 def save_model(model: nn.Module, path: Path) -> None:
