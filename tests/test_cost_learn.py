@@ -28,7 +28,7 @@ from offbeat.cost.predict import predict
 from offbeat.cost.profile import Profile
 from offbeat.cost.residual import from_dict, learn_mlp, learn_trees
 from offbeat.cost.roofline import op_seconds
-from offbeat.cost.step_fit import fit_steps
+from offbeat.cost.step_fit import LEAST, MOST, fit_steps
 from offbeat.cost.subject import find_subject
 from offbeat.cost.timing import Stopwatch, Timing
 from offbeat.cost.verdict import notes
@@ -208,6 +208,19 @@ def test_what_a_step_adds_to_its_kernels_is_found() -> None:
     assert max(map(abs, errors)) < 0.06
     before = predict(steps[-1], profile_with(learned())).time.seconds / real(steps[-1]) - 1
     assert before > 0.2
+
+
+def test_scales_stay_usable_whatever_was_measured() -> None:
+    """Kernels timed on a busy machine, steps on an idle one: no kernel may come to take nothing, or less."""
+    steps = [perceptron(width, 48) for width in (16, 100, 300, 900)]
+    for factor in (1e-3, 1e3):
+        kernels = [(step, [op.kernel for op in step.ops]) for step in steps]
+        real = [(step, factor * sum(kernel_seconds(learned(), own, DEVICE))) for step, own in kernels]
+        fitted = fit_steps(real, DEVICE, learned())
+        assert fitted.host_seconds >= 0
+        assert all(LEAST <= scale <= MOST for scale in fitted.scales.values()), fitted
+        profile = profile_with(replace(learned(), scales=fitted.scales))
+        assert all(predict(step, profile).time.seconds > 0 for step in steps)
 
 
 def test_held_out_models_are_not_those_of_the_calibration() -> None:

@@ -6,6 +6,9 @@ relative least squares, with scales held near 1:
 
     step = n (t_launch + host) + s_matrix sum(products of matrices) + s_rest sum(all else)
 
+A scale never leaves [LEAST, MOST]: no cache does more than that, but a machine that was busy while kernels were timed
+can look like it, and a scale of 0 would make their time nothing.
+
 On a GPU host and device work at the same time, and its caches are small: there this is not used.
 """
 
@@ -13,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear
 
 from .kernel_model import KernelModel
 from .learn import kernel_seconds
 from .roofline import MATRIX_KINDS, Device
 from .trace import TracedStep
 
+LEAST, MOST = 0.25, 4.0
 HOLD = 0.2  # how strongly a scale stays at 1, against the relative error of a step
 
 
@@ -43,5 +47,6 @@ def fit_steps(steps: Sequence[tuple[TracedStep, float]], device: Device, kernels
         totals.append(1 - launches / seconds)
     rows += [[0.0, HOLD, 0.0], [0.0, 0.0, HOLD]]
     totals += [HOLD, HOLD]
-    (microseconds, matrix, rest), _ = nnls(np.array(rows), np.maximum(np.array(totals), 0.0))
+    bounds = [0.0, LEAST, LEAST], [np.inf, MOST, MOST]
+    microseconds, matrix, rest = lsq_linear(np.array(rows), np.array(totals), bounds).x
     return StepFit(1e-6 * float(microseconds), {"matrix": float(matrix), "rest": float(rest)})
