@@ -113,7 +113,7 @@ def test_profile_of_another_setup_is_not_added_to(tmp_path: Path) -> None:
         calibrate(some(3), path, stopwatch=QUICK)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1, "device": "x", "setup": {}, "kernels": [{}]}'])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 2, "device": "x", "steps": {}, "kernels": [{}]}'])
 def test_files_that_are_no_profile_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(text)
@@ -124,5 +124,5 @@ def test_files_that_are_no_profile_are_refused(tmp_path: Path, text: str) -> Non
 def test_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"version": 0}')
-    with pytest.raises(BadInput, match="is of version 0, not 1: calibrate again"):
+    with pytest.raises(BadInput, match="is of version 0, not 2: calibrate again"):
         Profile.load(path)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,15 @@ def really_issued(
     return recorder.ops
 
 
+def bare(ops: Iterable[Op]) -> list[Op]:
+    """Without what may be in caches: a real step's state lies wherever the allocator puts it."""
+    return [replace(op, kernel=replace(op.kernel, near=(0, 0))) for op in ops]
+
+
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8", "resnet50", "vgg11", "gpt", "layers"])
 def test_trace_is_what_torch_issues(name: str) -> None:
     model, inputs, targets = zoo(name)
-    assert list(traced(name).ops) == really_issued(model, inputs, targets, sgd)
+    assert bare(traced(name).ops) == bare(really_issued(model, inputs, targets, sgd))
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -43,7 +43,7 @@ def calibrate(
     stopwatch = stopwatch or Stopwatch(device=device)
     began = saved = time.monotonic()
     chosen = _in_turns(itertools.islice(kernels, look_at), per_kind)
-    profile = _profile_at(path, device)
+    profile = profile_at(path, device)
     for number, kernel in enumerate(chosen, 1):
         if time.monotonic() - began > at_most_seconds:
             break
@@ -67,7 +67,8 @@ def _in_turns(kernels: Iterable[Kernel], per_kind: int) -> list[Kernel]:
     return [kernel for turn in turns for kernel in turn if kernel is not None]
 
 
-def _profile_at(path: Path, device: torch.device) -> Profile:
+def profile_at(path: Path, device: torch.device) -> Profile:
+    """What is there so far; nothing yet where there is no file."""
     name, setup = device_name(device), setup_of(device)
     if not path.exists():
         return Profile(name, setup)

@@ -64,11 +64,18 @@ Algorithm = Callable[[float, int, Hop], Cost]
 ALGORITHMS: dict[str, Algorithm] = {"ring": ring, "tree": tree}
 
 
-def find_algorithm(name: str) -> Algorithm:
+def _pairwise(nbytes: float, _ranks: int, hop: Hop) -> Cost:
+    return swap(nbytes, hop)
+
+
+FORMULAS: dict[str, Algorithm] = {**ALGORITHMS, "swap": _pairwise}  # all that can be fitted to what was measured
+
+
+def find_formula(name: str) -> Algorithm:
     """That of this name."""
-    if name not in ALGORITHMS:
-        raise unknown("algorithm of all-reduce", name, ALGORITHMS)
-    return ALGORITHMS[name]
+    if name not in FORMULAS:
+        raise unknown("collective", name, FORMULAS)
+    return FORMULAS[name]
 
 
 def fastest(nbytes: float, ranks: int, hop: Hop) -> Cost:

@@ -37,6 +37,7 @@ class DeviceProfile:
     local: Link  # of each worker to the others of its node
     kernels: KernelModel | None = None
     all_reduce: Fitted | None = None  # across workers, where that was measured
+    reference_seconds: float | None = None  # of the calibration's reference step: how fast the CPU was
     setup: Mapping[str, Any] = field(default_factory=dict)  # torch's version and flags when it was measured
     source: str = ""
 
@@ -51,6 +52,7 @@ class DeviceProfile:
             "band": list(self.band),
             "local": {"bytes_per_second": self.local.bytes_per_second, "seconds": self.local.seconds},
             "source": self.source,
+            "reference_seconds": self.reference_seconds,
             "setup": dict(self.setup),
             "all_reduce": None if self.all_reduce is None else self.all_reduce.as_dict(),
             "kernels": None if self.kernels is None else self.kernels.as_dict(),
@@ -78,6 +80,7 @@ class DeviceProfile:
             local=Link(**read["local"]),
             kernels=None if read.get("kernels") is None else KernelModel.from_dict(read["kernels"]),
             all_reduce=None if read.get("all_reduce") is None else Fitted.from_dict(read["all_reduce"]),
+            reference_seconds=read.get("reference_seconds"),
             setup=read.get("setup", {}),
             source=read.get("source", ""),
         )

@@ -7,10 +7,12 @@ import numpy as np
 
 from .counts import bytes_of, flops_of
 from .kernel import Kernel, Spec
+from .reuse import PARTS
 
 NAMES = (
     "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
-    "first", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
+    "first", "nearest", "further", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
+    "even_in", "even_out",
 )  # fmt: skip
 
 
@@ -24,9 +26,11 @@ def features(kernel: Kernel) -> list[float]:
         _log(flops), _log(nbytes), _log(flops) - _log(nbytes), _log(_numel(largest_in)), _log(_numel(largest_out)),
         _log(len(kernel.inputs)), float(any(spec.strides is not None for spec in kernel.inputs)),
         _log(kernel.dtype.itemsize), float(bool(kernel.written)), _log(shape[-1]), _log(shape[0]),
+        kernel.near[0] / PARTS, kernel.near[1] / PARTS,
     ]  # fmt: skip
     dims = {"matmul": _matmul, "convolution": _convolution, "attention": _attention}.get(kernel.kind, _nothing)(kernel)
-    return [*common, *dims, *[0.0] * (len(NAMES) - len(common) - len(dims))]
+    even = {"matmul": _even_matmul, "convolution": _even_convolution}.get(kernel.kind, _even)(kernel)
+    return [*common, *dims, *[0.0] * (len(NAMES) - len(common) - len(dims) - len(even)), *even]
 
 
 def table(kernels: Sequence[Kernel], operators: Sequence[str]) -> np.ndarray:
@@ -41,6 +45,27 @@ def table(kernels: Sequence[Kernel], operators: Sequence[str]) -> np.ndarray:
 def operator_of(kernel: Kernel) -> str:
     """The kernel's operator; the parts of a convolution's backward are three."""
     return f"{kernel.operator}/{kernel.part}" if kernel.part else kernel.operator
+
+
+def _even(_kernel: Kernel) -> list[float]:
+    return [0.0, 0.0]
+
+
+def _even_matmul(kernel: Kernel) -> list[float]:
+    made = (kernel.outputs or kernel.inputs[:1])[0]
+    first = kernel.tensor("mat1") or kernel.tensor("batch1") or kernel.tensor("mat") or kernel.inputs[0]
+    return [_twos(first.shape[-1]), _twos(made.shape[-1] if made.shape else 1)]
+
+
+def _even_convolution(kernel: Kernel) -> list[float]:
+    """Libraries work on blocks of 8 or 16 channels."""
+    weight = kernel.outputs[0] if kernel.part == "weight" else kernel.tensor("weight")
+    return [0.0, 0.0] if weight is None else [_twos(weight.shape[1]), _twos(weight.shape[0])]
+
+
+def _twos(number: int) -> float:
+    """How often 2 divides it, at most 4 times."""
+    return float(next(power for power in range(4, -1, -1) if number % (1 << power) == 0))
 
 
 def _nothing(_kernel: Kernel) -> list[float]:

@@ -1,4 +1,4 @@
-"""fit: latency and seconds per byte of measured all-reduces, piece by piece, by relative least squares.
+"""fit: latency and seconds per byte of measured all-reduces or swaps, piece by piece, by relative least squares.
 
 Every algorithm of `collectives` is linear in a and b, so a piece is a small linear problem with a, b >= 0. Libraries
 change their protocol with the size of a message: up to `MOST_PIECES` ranges of sizes get an a and a b each, cut where
@@ -6,7 +6,7 @@ the error is least.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import BadInput
-from .collectives import ALGORITHMS, Cost, Hop, find_algorithm
+from .collectives import ALGORITHMS, Cost, Hop, find_formula
 
 MOST_PIECES = 3
 SIZES_PER_PIECE = 2  # a line needs two
@@ -22,7 +22,7 @@ WORTH_A_PIECE, GOOD_ENOUGH = 0.9, 1e-3  # of the error before; nobody measures b
 
 
 class Point(NamedTuple):
-    """One measured all-reduce."""
+    """One measured all-reduce, or swap."""
 
     ranks: int
     nbytes: int
@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All-reduce as it was measured."""
+    """A collective as it was measured."""
 
     algorithm: str
     pieces: tuple[Piece, ...]  # by size; the first holds for anything smaller, too
@@ -47,7 +47,7 @@ class Fitted:
 
     def cost(self, nbytes: float, ranks: int) -> Cost:
         place = bisect_right([piece.nbytes for piece in self.pieces], nbytes) - 1
-        return find_algorithm(self.algorithm)(nbytes, ranks, self.pieces[max(place, 0)].hop)
+        return find_formula(self.algorithm)(nbytes, ranks, self.pieces[max(place, 0)].hop)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,16 +55,16 @@ class Fitted:
     @classmethod
     def from_dict(cls, read: dict[str, Any]) -> "Fitted":
         pieces = tuple(Piece(piece["nbytes"], Hop(**piece["hop"])) for piece in read["pieces"])
-        find_algorithm(read["algorithm"])
+        find_formula(read["algorithm"])
         return cls(read["algorithm"], pieces, read["error"])
 
 
-def fit(points: Sequence[Point]) -> Fitted:
+def fit(points: Sequence[Point], algorithms: Iterable[str] = ALGORITHMS) -> Fitted:
     """The algorithm, the pieces and their numbers that come nearest to what was measured."""
     sizes = sorted({point.nbytes for point in points})
     if len(sizes) < SIZES_PER_PIECE or any(point.ranks < 2 or point.seconds <= 0 for point in points):
-        raise BadInput(f"{len(points)} measured all-reduces do not tell a latency from a rate: give 2 sizes or more")
-    found = [_fit_algorithm(name, points, sizes) for name in ALGORITHMS]
+        raise BadInput(f"{len(points)} measured collectives do not tell a latency from a rate: give 2 sizes or more")
+    found = [_fit_algorithm(name, points, sizes) for name in algorithms]
     return min(found, key=lambda fitted: fitted.error)
 
 
@@ -99,7 +99,7 @@ def _fit_hop(name: str, points: Sequence[Point]) -> Hop:
     """Least squares of (a x + b y) / t - 1."""
     from scipy.optimize import nnls  # half a second that only fitting needs
 
-    algorithm = find_algorithm(name)
+    algorithm = find_formula(name)
     unit = Hop(1.0, 1.0)
     rows = np.array([algorithm(point.nbytes, point.ranks, unit) for point in points])
     relative = rows / np.array([[point.seconds] for point in points])

@@ -69,6 +69,7 @@ class Kernel:
     written: tuple[int, ...] = ()  # the inputs that are changed in place
     part: str = ""  # of a convolution's backward: "input", "weight" or "bias"
     arguments: tuple[tuple[str, Argument], ...] = ()  # by name, as the schema has them
+    near: tuple[int, int] = (0, 0)  # eighths of what it reads that a cache may still have: see `reuse`
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Kernel) and self.signature == other.signature
@@ -95,11 +96,16 @@ class Kernel:
         return tuple((name, value) for name, value in self.arguments if _matters(value))
 
     @cached_property
-    def signature(self) -> str:
-        """One line that says all: two kernels of one signature take one time."""
+    def call(self) -> str:
+        """One line that says all but where in a step it stands."""
         settings = ",".join(f"{name}={_plain(value)}" for name, value in self.settings)
         name = f"{self.name}/{self.part}" if self.part else self.name
         return " ".join(filter(None, (name, _run_lengths(self.inputs), "->", _run_lengths(self.outputs), settings)))
+
+    @cached_property
+    def signature(self) -> str:
+        """One line that says all: two kernels of one signature take one time."""
+        return f"{self.call} near={self.near[0]},{self.near[1]}" if any(self.near) else self.call
 
     def argument(self, name: str) -> Argument:
         return dict(self.arguments)[name]

@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import log
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from . import residual
 from .features import NAMES, table
 from .kernel import Kernel
 from .residual import Residual
-from .roofline import MATRIX_KINDS
 
 LEAST_ERROR = 0.03  # nobody measures better than that
 
@@ -46,7 +44,6 @@ class ClassModel:
 class KernelModel:
     classes: Mapping[str, ClassModel]
     held_out: Mapping[str, Any]  # how well it does on models that it did not learn from
-    scales: Mapping[str, float] = field(default_factory=dict)  # inside a step: of "matrix" kernels, and of the "rest"
 
     def corrections(self, kernels: Sequence[Kernel]) -> list[float | None]:
         """g of each kernel; None where its class was not measured."""
@@ -56,9 +53,8 @@ class KernelModel:
             places[kernel.kind].append(place)
         for kind, own in places.items():
             if kind in self.classes:
-                scale = log(self.scales.get("matrix" if kind in MATRIX_KINDS else "rest", 1.0))
                 for place, g in zip(own, self.classes[kind].corrections([kernels[i] for i in own]), strict=True):
-                    found[place] = float(g) + scale
+                    found[place] = float(g)
         return found
 
     @property
@@ -70,8 +66,7 @@ class KernelModel:
 
     def as_dict(self) -> dict[str, Any]:
         classes = {kind: each.as_dict() for kind, each in self.classes.items()}
-        held_out, scales = dict(self.held_out), dict(self.scales)
-        return {"features": list(NAMES), "classes": classes, "held_out": held_out, "scales": scales}
+        return {"features": list(NAMES), "classes": classes, "held_out": dict(self.held_out)}
 
     @classmethod
     def from_dict(cls, read: Mapping[str, Any]) -> "KernelModel":
@@ -88,4 +83,4 @@ class KernelModel:
             )
             for kind, each in read["classes"].items()
         }
-        return cls(classes, read["held_out"], read["scales"])
+        return cls(classes, read["held_out"])

@@ -82,8 +82,8 @@ def learn_kernels(
     timings: Timings, device: Device, held_out: Mapping[str, TracedStep], *, seed: int = 0
 ) -> KernelModel:
     """The better of both ways, by the mean error of held-out models."""
-    unseen = {op.kernel for step in held_out.values() for op in step.ops}
-    known = {kernel: timing for kernel, timing in timings.items() if kernel not in unseen}
+    unseen = {op.kernel.call for step in held_out.values() for op in step.ops}
+    known = {kernel: timing for kernel, timing in timings.items() if kernel.call not in unseen}
     found = {way: _learn_classes(way, known, device, seed) for way in WAYS}
     judged = {way: judge(model, timings, device, held_out) for way, model in found.items()}
     kept = min(WAYS, key=lambda way: (judged[way].mean, WAYS.index(way)))

@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def measured_step(
 ) -> float:
     """The median of several steps, the first of which warm up."""
     device = torch.device(device)
-    step = training_step(subject, batch, device)
+    step = RealStep(subject, batch, device)
     seconds: list[float] = []
     began = time.perf_counter()
     while len(seconds) < WARM_STEPS + steps:
@@ -33,33 +34,36 @@ def measured_step(
     return statistics.median(seconds[1:] if len(seconds) <= WARM_STEPS + 1 else seconds[WARM_STEPS:])
 
 
-def training_step(subject: Subject, batch: int, device: torch.device) -> Callable[[], None]:
-    """A function that makes one step with numbers that were drawn here."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        built = subject.model if isinstance(subject.model, nn.Module) else subject.model()
-        model = built.to(device)
+class RealStep:
+    """A model on a device, with numbers that are drawn here: every call makes one step."""
 
-        def drawn(part: Tensor) -> Tensor:
-            shape = (batch, *part.shape[1:])
-            values = torch.randn(shape) if part.dtype.is_floating_point else torch.zeros(shape, dtype=part.dtype)
-            return values.to(device)
+    def __init__(self, subject: Subject, batch: int, device: torch.device) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            built = subject.model if isinstance(subject.model, nn.Module) else subject.model()
+            self.model = built.to(device)
+            draw = partial(_drawn, batch=batch, device=device)
+            self._inputs, self._targets = tree_map_only(Tensor, draw, subject.sample)
+        self._optimizer = subject.optimizer(self.model.parameters())
+        self._subject, self._device = subject, device
 
-        inputs, targets = tree_map_only(Tensor, drawn, subject.sample)
-    optimizer = subject.optimizer(model.parameters())
-
-    def step() -> None:
-        for parameter in model.parameters():
+    def __call__(self) -> None:
+        autocast = self._subject.autocast
+        for parameter in self.model.parameters():
             parameter.grad = None
-        with torch.autocast(device.type, dtype=subject.autocast, enabled=subject.autocast is not None):
-            scalar = subject.loss(_call(model, inputs), targets)
+        with torch.autocast(self._device.type, dtype=autocast, enabled=autocast is not None):
+            scalar = self._subject.loss(_call(self.model, self._inputs), self._targets)
         scalar.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
+        self._optimizer.step()
 
 
-def host_seconds(subjects: Iterable[Subject], device: torch.device) -> float:
+def _drawn(part: Tensor, batch: int, device: torch.device) -> Tensor:
+    shape = (batch, *part.shape[1:])
+    values = torch.randn(shape) if part.dtype.is_floating_point else torch.zeros(shape, dtype=part.dtype)
+    return values.to(device)
+
+
+def dispatch_seconds(subjects: Iterable[Subject], device: torch.device) -> float:
     """What the host needs to issue a kernel: Python, modules, autograd; of many small kernels on a GPU."""
     return statistics.median(
         measured_step(subject, 1, device, steps=30) / len(subject.at(1).ops) for subject in subjects

@@ -1,9 +1,9 @@
-"""Profile: what was measured of a device, in one file of JSON."""
+"""Profile: what was measured of a device, in one file of JSON: kernels, and on a CPU whole steps."""
 
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,16 @@ from .kernel import Kernel
 from .timing import Timing
 from .written import from_json, to_json
 
-VERSION = 1
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """A real step."""
+
+    seconds: float
+    ops: int
+    ops_seconds: float  # of its operations alone, one by one
 
 
 @dataclass
@@ -22,12 +31,20 @@ class Profile:
     device: str  # as the device calls itself
     setup: dict[str, Any]  # torch, threads, TF32 and the like: other values would give other times
     timings: dict[Kernel, Timing] = field(default_factory=dict)
+    steps: dict[str, StepTiming] = field(default_factory=dict)  # by model and batch
+    reference_seconds: float | None = None  # of a step of the reference: how fast the CPU usually is
 
     def save(self, path: Path) -> None:
         """Whole or not at all: a calibration that is interrupted goes on where it was."""
-        text = json.dumps(
-            {"version": VERSION, "device": self.device, "setup": self.setup, "kernels": list(self._rows())}, indent=0
-        )
+        record = {
+            "version": VERSION,
+            "device": self.device,
+            "setup": self.setup,
+            "reference_seconds": self.reference_seconds,
+            "steps": {name: asdict(step) for name, step in self.steps.items()},
+            "kernels": list(self._rows()),
+        }
+        text = json.dumps(record, indent=0)
         beside = path.with_name(path.name + ".part")
         beside.write_text(text)
         os.replace(beside, path)
@@ -43,7 +60,8 @@ class Profile:
             if read["version"] != VERSION:
                 raise BadInput(f"profile {path} is of version {read['version']}, not {VERSION}: calibrate again")
             timings = {from_json(row): Timing(row["seconds"], row["spread"], row["calls"]) for row in read["kernels"]}
-            return cls(read["device"], read["setup"], timings)
+            steps = {name: StepTiming(**step) for name, step in read["steps"].items()}
+            return cls(read["device"], read["setup"], timings, steps, read["reference_seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, BadInput):
                 raise

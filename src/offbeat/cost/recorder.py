@@ -7,8 +7,9 @@ It sits above FakeTensorMode, which answers with shapes, strides and types inste
 Fake tensors live and die as real ones would, so the recorder also counts the bytes that are alive.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
 from .op import OPTIMIZER, Op, Phase
 from .paths import Paths
+from .reuse import Touched, nearness
 
 _NOTHING = ("lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _CONVOLUTION_PARTS = ("input", "weight", "bias")
@@ -42,14 +44,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._paths = Paths()
         self._calls: list[tuple[Kernel, Phase, str]] = []
+        self._touched: list[Touched] = []  # of each call: the memory that it reads and writes
         self._completed: dict[int, list[str]] = {}  # by index of the operation
         self._makers: dict[int, int] = {}  # storage -> index of the operation that wrote it last
         self._model = model
 
     @property
     def ops(self) -> list[Op]:
+        near = nearness([kernel for kernel, _phase, _path in self._calls], self._touched)
         return [
-            Op(kernel, phase, path, tuple(self._completed.get(index, ())))
+            Op(replace(kernel, near=near[index]), phase, path, tuple(self._completed.get(index, ())))
             for index, (kernel, phase, path) in enumerate(self._calls)
         ]
 
@@ -106,9 +110,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = [value for value in flat(result) if isinstance(value, Tensor)]
         if any(tensor.layout is not torch.strided for tensor in outputs):
             raise BadInput(f"{self.path or 'the model'} makes sparse tensors, which cannot be traced: set sparse=False")
-        self._record(func, args, kwargs, outputs)
         for tensor in outputs:
             self.alive.add(tensor)
+        self._record(func, args, kwargs, outputs)
         return result
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
@@ -127,7 +131,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.convolution_backward.default:
             for part, made in zip(_CONVOLUTION_PARTS, _gradients(outputs, call.value("output_mask")), strict=True):
                 if made is not None:
-                    self._append(_convolution_gradient(call, part, made), path, [made])
+                    kernel, reads = _convolution_gradient(call, part, made)
+                    self._append(kernel, path, reads, [made])
             return
         kernel = Kernel(
             name=_name(func),
@@ -137,28 +142,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written=call.written,
             arguments=call.named,
         )
-        self._append(kernel, path, [*fresh, *(call.tensors[i] for i in call.written)])
+        self._append(kernel, path, call.tensors, [*fresh, *(call.tensors[i] for i in call.written)])
 
-    def _append(self, kernel: Kernel, path: str, made: Iterable[Tensor]) -> None:
+    def _append(self, kernel: Kernel, path: str, reads: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         for tensor in made:
             self._makers[storage_of(tensor)] = len(self._calls)
+        read = tuple((self.alive.life_of(tensor), spec_of(tensor).nbytes) for tensor in reads)
+        self._touched.append(Touched(read, tuple(map(self.alive.life_of, made))))
         self._calls.append((kernel, self.phase, path))
 
 
-def _convolution_gradient(call: Arguments, part: str, made: Tensor) -> Kernel:
-    """One of the three kernels that `convolution_backward` stands for, with the inputs that this one reads."""
+def _convolution_gradient(call: Arguments, part: str, made: Tensor) -> tuple[Kernel, list[Tensor]]:
+    """One of the three kernels that `convolution_backward` stands for, and the inputs that this one reads."""
     reads = _CONVOLUTION_READS[part]
     places = {name: Ref(place) for place, name in enumerate(reads)}
-    tensors = dict(call.named)
+    named = dict(call.named)
     inputs = []
     for name in reads:
-        ref = tensors[name]
+        ref = named[name]
         assert isinstance(ref, Ref)
-        inputs.append(spec_of(call.tensors[ref.index]))
-    return Kernel(
+        inputs.append(call.tensors[ref.index])
+    kernel = Kernel(
         name="aten::convolution_backward.default",
         kind="convolution",
-        inputs=tuple(inputs),
+        inputs=tuple(map(spec_of, inputs)),
         outputs=(spec_of(made),),
         part=part,
         arguments=tuple(
@@ -167,6 +174,7 @@ def _convolution_gradient(call: Arguments, part: str, made: Tensor) -> Kernel:
             if name != "output_mask"
         ),
     )
+    return kernel, inputs
 
 
 def _gradients(outputs: list[Tensor], wanted: Argument) -> list[Tensor | None]:

@@ -20,6 +20,7 @@ def to_json(kernel: Kernel) -> dict[str, Any]:
         "written": list(kernel.written),
         "part": kernel.part,
         "arguments": {name: _down(value) for name, value in kernel.arguments},
+        "near": list(kernel.near) if any(kernel.near) else [],
     }
     return {name: value for name, value in full.items() if value not in ("", [])}
 
@@ -34,7 +35,13 @@ def from_json(read: dict[str, Any]) -> Kernel:
         written=tuple(read.get("written", [])),
         part=read.get("part", ""),
         arguments=tuple((name, _up(value)) for name, value in read["arguments"].items()),
+        near=_near(read.get("near", [0, 0])),
     )
+
+
+def _near(read: list[int]) -> tuple[int, int]:
+    nearest, further = read
+    return int(nearest), int(further)
 
 
 def _spec(text: str) -> Spec:

@@ -1,0 +1,188 @@
+"""How good are predictions? Real steps of architectures that no calibration has seen, against what a profile says.
+
+    python benchmarks/cost_accuracy.py --device cpu2 [--rounds 5] [--json FILE] [--out PICTURE]
+
+Every model and batch is visited once in every round, in an order that changes, so that a disturbance of minutes does
+not meet one of them alone. On a CPU a visit makes steps of the calibration's reference too, and its times are given as
+if that had been as fast as in the calibration; what they are without that is printed beside. The roofline is that of
+the same profile, with nothing learned; torch's estimator is `torch.distributed._tools.RuntimeEstimator`: it knows GPUs.
+
+Prints a row per model and batch, then mean and worst error; wanted: mean <= 5 %, worst <= 12 %, and of the operations,
+weighted by time, <= 12 %. Exits with 1 if they are not met.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import warnings
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from offbeat.cost.calibrate import device_name
+from offbeat.cost.device_profile import DeviceProfile, load_profile
+from offbeat.cost.measured_step import RealStep, measured_step
+from offbeat.cost.predict import predict
+from offbeat.cost.subject import Subject
+from offbeat.cost.timed_step import visit
+from offbeat.cost.zoo import held_out, reference
+from offbeat.malloc import keep_freed_memory
+from offbeat.report.table import human_seconds, percent
+
+BATCHES = {"cpu": (2, 8, 16, 32), "cuda": (16, 64, 128, 256)}
+WANTED_MEAN, WANTED_WORST, WANTED_OPS = 0.05, 0.12, 0.12
+
+
+@dataclass
+class Row:
+    model: str
+    batch: int
+    predicted: float  # seconds
+    roofline: float
+    torch_estimator: float | None
+    visits: list[float]  # seconds, at the reference's usual speed
+    raw: list[float]  # as the clock said
+    op_error: float | None = None  # mean absolute of the operations' logarithms, weighted by time
+
+    @property
+    def measured(self) -> float:
+        return statistics.median(self.visits)
+
+    def error_of(self, said: float) -> float:
+        return said / self.measured - 1
+
+    @property
+    def error(self) -> float:
+        return self.error_of(self.predicted)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", required=True, help="a profile")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a visit, about")
+    parser.add_argument("--json", type=Path, help="for the numbers")
+    parser.add_argument("--out", type=Path, help="for a picture")
+    given = parser.parse_args()
+    profile = load_profile(given.device)
+    rows = measure(profile, given.rounds, given.seconds)
+    for row in rows:
+        spread = (max(row.visits) - min(row.visits)) / row.measured / 2
+        estimator = "-" if row.torch_estimator is None else f"{100 * row.error_of(row.torch_estimator):+.0f} %"
+        print(
+            f"{row.model:>10} batch {row.batch:>3}: predicted {human_seconds(row.predicted):>9}, measured "
+            f"{human_seconds(row.measured):>9} ±{100 * spread:.0f} %: {100 * row.error:+6.1f} %   roofline "
+            f"{100 * row.error_of(row.roofline):+5.0f} %   torch's estimator {estimator}"
+        )
+    said = summary(rows)
+    print(f"{profile.device.name}, {profile.label}, {profile.setup.get('autocast') or 'fp32'}: {words(said, rows)}")
+    if given.json is not None:
+        record = {"profile": given.device, "device": profile.device.name, "setup": dict(profile.setup), **said}
+        given.json.write_text(json.dumps(record | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    if given.out is not None:
+        draw(given.out, rows, f"{profile.device.name}: mean error {percent(said['mean'], 1)}")
+    held = said["mean"] <= WANTED_MEAN and said["worst"] <= WANTED_WORST and (said["ops"] or 0.0) <= WANTED_OPS
+    raise SystemExit(0 if held else 1)
+
+
+def measure(profile: DeviceProfile, rounds: int, seconds: float) -> list[Row]:
+    device = torch.device("cuda" if profile.platform == "cuda" else "cpu")
+    if device_name(device) != profile.device.name:
+        print(f"this is {device_name(device)}, and the profile is of {profile.device.name}")
+    autocast = torch.bfloat16 if profile.setup.get("autocast") == "bf16" else None
+    bare = replace(profile, kernels=None)
+    cases: dict[tuple[str, int], tuple[Subject, Row]] = {}
+    for subject in held_out(profile.platform, autocast):
+        for batch in BATCHES[profile.platform]:
+            row = Row(
+                subject.name, batch, predict(subject.at(batch), profile).time.seconds,
+                predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], [],
+            )  # fmt: skip
+            cases[subject.name, batch] = subject, row
+    order, beside = list(cases), None
+    if device.type == "cpu":
+        keep_freed_memory()
+        beside = RealStep(*reference(), device)
+    for _ in range(rounds):
+        random.Random(len(order)).shuffle(order)
+        for key in order:
+            subject, row = cases[key]
+            if beside is None or profile.reference_seconds is None:
+                row.raw.append(measured_step(subject, row.batch, device, at_most_seconds=seconds))
+                row.visits.append(row.raw[-1])
+                continue
+            found = visit(RealStep(subject, row.batch, device), beside, at_most_seconds=seconds)
+            row.raw.append(found.seconds)
+            usual = found.at_speed_of(profile.reference_seconds)
+            row.visits.append(usual.seconds)
+            row.op_error = min(row.op_error or 9.9, op_error(subject, row.batch, profile, usual.ops))
+    return [row for _subject, row in cases.values()]
+
+
+def op_error(subject: Subject, batch: int, profile: DeviceProfile, measured: tuple[float, ...]) -> float:
+    said = [op.seconds for op in predict(subject.at(batch), profile).ops]
+    wrong = sum(abs(p - m) for p, m in zip(said, measured, strict=True))
+    return wrong / sum(measured)
+
+
+def by_torch(subject: Subject, batch: int) -> float | None:
+    """torch's own estimate, where it can make one: it asks CUDA for the speeds of a GPU."""
+    if subject.platform != "cuda":
+        return None
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+
+    with warnings.catch_warnings(), FakeTensorMode():
+        warnings.simplefilter("ignore")
+        step = RealStep(subject, batch, torch.device("cuda"))
+        step()
+        estimator = RuntimeEstimator()
+        with estimator(estimate_mode_type="operator-level-cost-model"):
+            step()
+    return 1e-3 * float(estimator.total_runtime)
+
+
+def summary(rows: list[Row]) -> dict[str, float | None]:
+    errors = [abs(row.error) for row in rows]
+    ops = [(row.op_error, row.measured) for row in rows if row.op_error is not None]
+    raw = [abs(row.predicted / statistics.median(row.raw) - 1) for row in rows]
+    again = [abs(each / row.measured - 1) for row in rows for each in row.visits]
+    return {
+        "mean": statistics.mean(errors),
+        "worst": max(errors),
+        "ops": sum(error * seconds for error, seconds in ops) / sum(s for _, s in ops) if ops else None,
+        "mean_raw": statistics.mean(raw),
+        "worst_raw": max(raw),
+        "roofline_mean": statistics.mean(abs(row.error_of(row.roofline)) for row in rows),
+        "one_visit_from_the_median": statistics.mean(again),
+    }
+
+
+def words(said: dict[str, float | None], rows: list[Row]) -> str:
+    share = {name: "-" if value is None else percent(value, 1) for name, value in said.items()}
+    return (
+        f"mean error {share['mean']}, worst {share['worst']} of {len(rows)} steps; of operations {share['ops']}; as "
+        f"the clock said {share['mean_raw']}, {share['worst_raw']}; roofline {share['roofline_mean']}; one visit differs "
+        f"from the median of its {len(rows[0].visits)} by {share['one_visit_from_the_median']}"
+    )
+
+
+def draw(path: Path, rows: list[Row], title: str) -> None:
+    """Predicted against measured, a colour per model."""
+    figure = Figure(figsize=(6.5, 6), layout="constrained")
+    axes = figure.add_subplot()
+    for name in dict.fromkeys(row.model for row in rows):
+        own = [row for row in rows if row.model == name]
+        axes.plot([1e3 * row.measured for row in own], [1e3 * row.predicted for row in own], "o", label=name)
+    ends = [1e3 * min(row.measured for row in rows), 1e3 * max(row.measured for row in rows)]
+    axes.plot(ends, ends, color="#66737f", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=title)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    main()

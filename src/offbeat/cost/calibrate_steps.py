@@ -1,0 +1,108 @@
+"""visit_models: real steps of models and of their operations, until the time is over."""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .calibrate import SAVE_EVERY_SECONDS, profile_at
+from .kernel import Kernel
+from .measured_step import RealStep
+from .profile import Profile, StepTiming
+from .subject import Subject
+from .timed_step import Visit, visit
+from .timing import Timing
+from .trace import TracedStep
+
+REFERENCE_STEPS = 40
+
+Case = tuple[Subject, int]  # and the batch
+Progress = Callable[[int, Case], None]  # (visited, the one just visited)
+
+
+def visit_models(
+    cases: Iterable[Case],
+    path: Path,
+    *,
+    reference: Case,
+    at_most_seconds: float = inf,
+    progress: Progress | None = None,
+    visiting: Callable[[RealStep, Callable[[], None]], Visit] = visit,
+) -> Profile:
+    """Visit the models into the profile at `path`; those that it has already are not visited again."""
+    device = torch.device("cpu")
+    began = saved = time.monotonic()
+    profile = profile_at(path, device)
+    beside = RealStep(*reference, device)
+    if profile.reference_seconds is None:
+        profile.reference_seconds = usual_seconds(beside)
+    for number, (subject, batch) in enumerate(cases, 1):
+        if time.monotonic() - began > at_most_seconds:
+            break
+        name = case_name(subject, batch)
+        if name not in profile.steps:
+            found = visiting(RealStep(subject, batch, device), beside).at_speed_of(profile.reference_seconds)
+            profile.steps[name] = StepTiming(found.seconds, len(found.ops), sum(found.ops))
+            _add(profile, subject.at(batch), found)
+            if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                profile.save(path)
+                saved = time.monotonic()
+        if progress is not None:
+            progress(number, (subject, batch))
+    profile.save(path)
+    return profile
+
+
+def case_name(subject: Subject, batch: int) -> str:
+    return f"{subject.name}, batch {batch}"
+
+
+def in_turns(some: Iterable[Case], endless: Iterator[Case]) -> Iterator[Case]:
+    """One of each as long as there are some, so that both are spread over the time; then the rest."""
+    for each in some:
+        yield each
+        yield next(endless)
+    yield from endless
+
+
+def usual_seconds(step: Callable[[], None]) -> float:
+    """The median of many."""
+    taken = []
+    for _ in range(REFERENCE_STEPS):
+        start = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def host_seconds(steps: Iterable[StepTiming]) -> float:
+    """What a step takes beside its operations, per operation: Python, modules, autograd, views.
+
+    The one that makes the sum of all relative errors least: a median, in which a step counts by the share that the
+    host has in it.
+    """
+    known = [(max(0.0, step.seconds - step.ops_seconds) / step.ops, step.ops / step.seconds) for step in steps]
+    if not known:
+        return 0.0
+    values, weights = (np.array(each) for each in zip(*sorted(known), strict=True))
+    return float(values[np.searchsorted(np.cumsum(weights), weights.sum() / 2)])
+
+
+def _add(profile: Profile, trace: TracedStep, found: Visit) -> None:
+    """A kernel's time is the mean over its places: what a step is made of is their sum."""
+    places: dict[Kernel, list[float]] = defaultdict(list)
+    for op, seconds in zip(trace.ops, found.ops, strict=True):
+        if op.nbytes:
+            places[op.kernel].append(seconds)
+    for kernel, taken in places.items():
+        before = profile.timings.get(kernel)
+        calls, total = len(taken), sum(taken)
+        if before is not None:
+            calls, total = calls + before.calls, total + before.calls * before.seconds
+        spread = statistics.pstdev(taken) / statistics.fmean(taken)
+        profile.timings[kernel] = Timing(total / calls, spread, calls)

@@ -1,0 +1,198 @@
+"""random_models: small networks of random layers; a calibration makes real steps of them.
+
+Sizes are log-uniform, so that a kernel's time is learned over decades. Layers come in the company they usually keep
+(convolution, norm, activation; norm, attention, perceptron), several of them in a row, so that what they read was
+sometimes just written and sometimes long ago.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..train.models import GPT
+from ..train.task import cross_entropy
+from ..train.tasks import adamw, sgd
+from .layers import Sizes
+from .subject import Subject
+from .trace import Platform
+
+CLASSES = 10
+MOST_BATCH = 64
+
+Drawn = tuple[Callable[[], nn.Module], Tensor, Tensor]  # builds it; inputs and targets of one sample
+
+
+class Around(nn.Module):
+    """x + inner(x), as residual networks have it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        around: Tensor = x + self.inner(x)
+        return around
+
+
+class Turned(nn.Module):
+    """inner(x), over another dimension than the last."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned: Tensor = self.inner(x.transpose(1, 2)).transpose(1, 2)
+        return turned
+
+
+class Mean(nn.Module):
+    """Over all but the batch and the features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).mean(2) if x.dim() == 4 else x.mean(1)
+
+
+def _convolutional(sizes: Sizes) -> Drawn:
+    random = sizes.random
+    side, channels = sizes.size(8, 64), random.choice((1, 3, 3, 3, 8, 16))
+    image = (channels, side, side)
+    bias, norm = random.random() < 0.4, random.choice((nn.BatchNorm2d, nn.BatchNorm2d, None, _group_norm))
+    activation = random.choice((nn.ReLU, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU))
+    layers: list[Callable[[], nn.Module]] = []
+
+    def convolve(inner: int, outer: int, kernel: int, stride: int = 1, groups: int = 1) -> list[Any]:
+        made: list[Any] = [
+            partial(nn.Conv2d, inner, outer, kernel, stride, kernel // 2, groups=groups, bias=bias or norm is None)
+        ]
+        return [*made, *([partial(norm, outer)] if norm is not None else []), activation]
+
+    width = sizes.size(8, 128)
+    layers += convolve(channels, width, random.choice((3, 3, 5, 7)), random.choice((1, 1, 2)))
+    for _ in range(random.randint(1, 4)):
+        shape = random.choice(("plain", "plain", "residual", "bottleneck", "separable", "grouped"))
+        if shape == "plain":
+            outer = sizes.size(8, 512)
+            layers += convolve(width, outer, random.choice((1, 3, 3, 5)), random.choice((1, 1, 2)))
+            width = outer
+        elif shape == "residual":
+            inner = [*convolve(width, width, 3), *convolve(width, width, 3)[:-1]]
+            layers.append(partial(_around, inner))
+            layers.append(activation)
+        elif shape == "bottleneck":
+            narrow = max(4, width // random.choice((2, 4)))
+            inner = [*convolve(width, narrow, 1), *convolve(narrow, narrow, 3), *convolve(narrow, width, 1)[:-1]]
+            layers.append(partial(_around, inner))
+            layers.append(activation)
+        elif shape == "separable":
+            outer = sizes.size(8, 512)
+            layers += convolve(width, width, random.choice((3, 5)), random.choice((1, 2)), groups=width)
+            layers += convolve(width, outer, 1)
+            width = outer
+        else:
+            width_of_8 = -(-width // 8) * 8
+            layers += [*convolve(width, width_of_8, 1), *convolve(width_of_8, width_of_8, 3, groups=8)]
+            width = width_of_8
+        if random.random() < 0.4:
+            layers.append(
+                random.choice((partial(nn.MaxPool2d, 2, ceil_mode=True), partial(nn.AvgPool2d, 2, ceil_mode=True),
+                               partial(nn.MaxPool2d, 3, 2, 1)))
+            )  # fmt: skip
+    layers.append(random.choice((Mean, partial(nn.Sequential, nn.AdaptiveAvgPool2d(1), nn.Flatten()))))
+    layers.append(partial(nn.Linear, width, CLASSES))
+    return partial(_chain, layers), _floats(image), _classes()
+
+
+def _perceptron(sizes: Sizes) -> Drawn:
+    random, inner = sizes.random, sizes.size(16, 4096)
+    layers: list[Callable[[], nn.Module]] = []
+    first, activation = inner, random.choice((nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Sigmoid))
+    for _ in range(random.randint(1, 5)):
+        outer = sizes.size(16, 2048)
+        layers.append(partial(nn.Linear, inner, outer, bias=random.random() < 0.8))
+        if random.random() < 0.3:
+            layers.append(partial(random.choice((nn.BatchNorm1d, nn.LayerNorm)), outer))
+        layers.append(activation)
+        if random.random() < 0.3:
+            layers.append(partial(nn.Dropout, 0.1))
+        inner = outer
+    layers.append(partial(nn.Linear, inner, CLASSES))
+    return partial(_chain, layers), _floats((first,)), _classes()
+
+
+def _sequence(sizes: Sizes) -> Drawn:
+    """Rows of features: norms and perceptrons over features and over places."""
+    random, length, width = sizes.random, sizes.size(8, 256), sizes.size(16, 512)
+    activation, drop = random.choice((nn.GELU, nn.GELU, nn.ReLU, nn.SiLU)), random.random() < 0.4
+
+    def mix(size: int) -> list[Callable[[], nn.Module]]:
+        wide = size * random.choice((1, 2, 4))
+        dropped = [partial(nn.Dropout, 0.1)] if drop else []
+        return [partial(nn.Linear, size, wide), activation, partial(nn.Linear, wide, size), *dropped]
+
+    layers: list[Callable[[], nn.Module]] = []
+    for _ in range(random.randint(1, 4)):
+        layers.append(partial(_around, [partial(nn.LayerNorm, width), *mix(width)]))
+        if random.random() < 0.5:
+            layers.append(partial(_around, [partial(nn.LayerNorm, width), partial(_turned, mix(length))]))
+    layers += [partial(nn.LayerNorm, width), Mean, partial(nn.Linear, width, CLASSES)]
+    return partial(_chain, layers), _floats((length, width)), _classes()
+
+
+def _language(sizes: Sizes) -> Drawn:
+    random, length, vocabulary = sizes.random, sizes.size(16, 512), sizes.size(30, 8000)
+    heads, each, blocks = sizes.size(1, 8), random.choice((16, 24, 32, 64)), random.randint(1, 3)
+    tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
+    build = partial(GPT, length, vocabulary, width=heads * each, heads=heads, blocks=blocks)
+    return build, tokens, tokens
+
+
+FAMILIES = (_convolutional, _perceptron, _convolutional, _sequence, _convolutional, _language)
+
+
+def random_models(
+    *, seed: int, most_flops: float, platform: Platform = "cpu", autocast: torch.dtype | None = None
+) -> Iterator[tuple[Subject, int]]:
+    """Models with a batch size each, without end; the same seed gives the same ones."""
+    random, number = Random(seed), 0
+    while True:
+        for family in FAMILIES:
+            build, inputs, targets = family(Sizes(random))
+            optimizer = random.choice((partial(sgd, learning_rate=0.01), partial(adamw, learning_rate=1e-3)))
+            number += 1
+            subject = Subject(
+                name=f"random model {seed}.{number}", model=build, sample=(inputs, targets), loss=cross_entropy,
+                optimizer=optimizer, platform=platform, autocast=autocast,
+            )  # fmt: skip
+            batch = max(2, Sizes(random).size(2, MOST_BATCH))  # of one sample a BatchNorm has no variance
+            while batch > 2 and subject.at(batch).flops > most_flops:
+                batch = max(2, batch // 4)
+            yield subject, batch
+
+
+def _chain(layers: list[Callable[[], nn.Module]]) -> nn.Module:
+    return nn.Sequential(*(build() for build in layers))
+
+
+def _around(layers: list[Callable[[], nn.Module]]) -> nn.Module:
+    return Around(_chain(layers))
+
+
+def _turned(layers: list[Callable[[], nn.Module]]) -> nn.Module:
+    return Turned(_chain(layers))
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(1, channels)
+
+
+def _floats(shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(1, *shape, device="meta")
+
+
+def _classes() -> Tensor:
+    return torch.zeros(1, dtype=torch.long, device="meta")

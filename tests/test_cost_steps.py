@@ -1,0 +1,162 @@
+"""Real steps whose operations are timed in place, and what a calibration keeps of them."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from offbeat.cost import trace
+from offbeat.cost.calibrate_steps import Case, case_name, in_turns, visit_models
+from offbeat.cost.kernel import Kernel, Ref, Spec
+from offbeat.cost.measured_step import RealStep
+from offbeat.cost.profile import Profile
+from offbeat.cost.random_models import random_models
+from offbeat.cost.reuse import FURTHER, NEAREST, Touched, nearness
+from offbeat.cost.subject import Subject, find_subject
+from offbeat.cost.timed_step import Visit, visit
+from offbeat.cost.zoo import learned_from, reference
+from offbeat.malloc import keep_freed_memory
+
+CPU = torch.device("cpu")
+ONCE = partial(visit, fewest=1, most=1)
+
+
+def copy(nbytes: int) -> Kernel:
+    numbers = Spec((nbytes // 4,), torch.float32)
+    return Kernel("aten::clone.default", "copy", (numbers,), (numbers,), arguments=(("self", Ref(0)),))
+
+
+def touching(*names: tuple[int, int]) -> Touched:
+    """Reads the first, writes the second; each (storage, bytes)."""
+    (read, nbytes), (written, _) = names
+    return Touched((((read, 0), nbytes),), ((written, 0),))
+
+
+def test_what_was_just_written_is_near_and_what_was_long_ago_is_far() -> None:
+    small, large = NEAREST // 4, FURTHER
+    kernels = [copy(small), copy(small), copy(large), copy(small), copy(small)]
+    touched = [
+        touching((1, small), (2, small)),
+        touching((2, small), (3, small)),  # just written
+        touching((4, large), (5, large)),  # never seen before: as the step before left it, a step ago
+        touching((2, small), (6, small)),  # before the large one
+        touching((6, small), (7, small)),
+    ]
+    assert nearness(kernels, touched) == [(0, 0), (8, 0), (0, 0), (0, 0), (8, 0)]
+
+
+def test_between_near_and_far_there_is_a_cache() -> None:
+    some = (NEAREST + FURTHER) // 8
+    kernels = [copy(some), copy(some), copy(some)]
+    touched = [touching((1, some), (2, some)), touching((3, some), (4, some)), touching((2, some), (5, some))]
+    assert nearness(kernels, touched)[2] == (0, 8)
+
+
+def test_a_small_step_finds_its_weights_in_the_cache() -> None:
+    """What it reads first it wrote in the step before."""
+    step = trace(
+        lambda: nn.Linear(8, 8), torch.zeros(2, 8), None, loss=lambda out, _: out.mean(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )  # fmt: skip
+    product = next(op.kernel for op in step.ops if op.kind == "matmul")
+    assert product.near == (8, 0)
+    assert product.signature.endswith("near=8,0")
+    assert product.call == product.signature.removesuffix(" near=8,0")
+
+
+def test_near_survives_json() -> None:
+    from offbeat.cost.written import from_json, to_json
+
+    kernel = Kernel("aten::clone.default", "copy", (), (), near=(3, 4))
+    assert from_json(to_json(kernel)).near == (3, 4)
+    assert "near" not in to_json(copy(8))
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt", "resnet8"])
+def test_a_visit_times_the_operations_of_the_trace(name: str) -> None:
+    subject = find_subject(name, platform="cpu", input_shape=(16,) if name == "gpt" else (3, 16, 16))
+    found = visit(RealStep(subject, 2, CPU), lambda: time.sleep(0.002), fewest=2, most=2)
+    assert len(found.ops) == len(subject.at(2).ops)
+    assert all(seconds > 0 for seconds in found.ops)
+    assert 0.5 * sum(found.ops) < found.seconds
+    assert found.reference_seconds >= 0.002
+
+
+def test_timing_changes_no_number() -> None:
+    """The parts of a convolution's backward are computed one by one, and must be what they are at once."""
+    from offbeat.cost.timed_step import _Timed
+
+    subject = find_subject("cnn", platform="cpu", input_shape=(3, 16, 16))
+    plain, timed = RealStep(subject, 2, CPU), RealStep(subject, 2, CPU)
+    plain()
+    with _Timed():
+        timed()
+    for one, other in zip(plain.model.parameters(), timed.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_times_are_given_at_the_usual_speed() -> None:
+    slow = Visit(2.0, (0.5, 1.0), reference_seconds=0.2)
+    assert slow.at_speed_of(0.1) == Visit(1.0, (0.25, 0.5), 0.1)
+
+
+def test_random_models_follow_the_seed_fit_the_limit_and_can_be_run() -> None:
+    def some(seed: int) -> list[Case]:
+        return list(itertools.islice(random_models(seed=seed, most_flops=1e8), 12))
+
+    first, again, other = some(0), some(0), some(1)
+    signatures = [
+        [op.kernel.signature for subject, batch in cases for op in subject.at(batch).ops]
+        for cases in (first, again, other)
+    ]
+    assert signatures[0] == signatures[1] != signatures[2]
+    assert all(batch == 2 or subject.at(batch).flops <= 1e8 for subject, batch in first)
+    kinds = {op.kind for subject, batch in first for op in subject.at(batch).ops}
+    assert kinds >= {"matmul", "convolution", "attention", "batch_norm", "row_norm", "elementwise", "pool"}
+    for subject, batch in first[:6]:
+        RealStep(subject, batch, CPU)()
+
+
+def test_visits_are_kept_and_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.part"
+    cases = [(subject, 2) for subject in itertools.islice(learned_from("cpu"), 2)]
+    first = visit_models(cases[:1], path, reference=reference(), visiting=ONCE)
+    assert list(first.steps) == [case_name(*cases[0])] == ["cnn, batch 2"]
+    assert {op.kernel for op in cases[0][0].at(2).ops if op.nbytes} == set(first.timings)
+    visited: list[str] = []
+    second = visit_models(
+        cases, path, reference=reference(), visiting=ONCE, progress=lambda _n, case: visited.append(case_name(*case))
+    )
+    assert visited == ["cnn, batch 2", "lenet, batch 2"]
+    assert second.steps["cnn, batch 2"] == first.steps["cnn, batch 2"], "not visited again"
+    assert second.reference_seconds == first.reference_seconds
+    assert Profile.load(path) == second
+    assert not visit_models(cases, tmp_path / "none", reference=reference(), at_most_seconds=-1.0).steps
+
+
+def test_models_that_must_be_seen_take_turns_with_random_ones() -> None:
+    def endless() -> Iterator[Case]:
+        for number in itertools.count():
+            yield subject, number
+
+    subject: Subject = next(learned_from("cpu"))
+    batches = [batch for _subject, batch in itertools.islice(in_turns([(subject, 100), (subject, 200)], endless()), 6)]
+    assert batches == [100, 0, 200, 1, 2, 3]
+
+
+def test_freed_memory_is_kept() -> None:
+    import resource
+
+    if not keep_freed_memory():
+        pytest.skip("no glibc")
+    for _ in range(3):
+        torch.ones(1 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(1 << 20)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 20 * 100, "of 1,024 pages each"
