@@ -165,8 +165,8 @@ def words(said: dict[str, float | None], rows: list[Row]) -> str:
     share = {name: "-" if value is None else percent(value, 1) for name, value in said.items()}
     return (
         f"mean error {share['mean']}, worst {share['worst']} of {len(rows)} steps; of operations {share['ops']}; as "
-        f"the clock said {share['mean_raw']}, {share['worst_raw']}; roofline {share['roofline_mean']}; one visit differs "
-        f"from the median of its {len(rows[0].visits)} by {share['one_visit_from_the_median']}"
+        f"the clock said {share['mean_raw']}, {share['worst_raw']}; roofline {share['roofline_mean']}; one visit is "
+        f"off the median of its {len(rows[0].visits)} by {share['one_visit_from_the_median']}"
     )
 
 

@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.cost import Device, Kernel, TracedStep, trace
-from offbeat.cost.calibrate_steps import host_seconds
 from offbeat.cost.counts import bytes_of
 from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.features import NAMES, features
+from offbeat.cost.host import Host, StepTiming, fit_host
 from offbeat.cost.kernel_model import KernelModel
 from offbeat.cost.layers import random_kernels
 from offbeat.cost.learn import judge, learn_kernels, measured_device
@@ -26,7 +26,7 @@ from offbeat.cost.learned_profile import Calibration, kernels_file, learned_prof
 from offbeat.cost.measured_collectives import measured_all_reduces
 from offbeat.cost.measured_step import measured_step
 from offbeat.cost.predict import predict
-from offbeat.cost.profile import Profile, StepTiming
+from offbeat.cost.profile import Profile
 from offbeat.cost.residual import from_dict, learn_mlp, learn_trees
 from offbeat.cost.roofline import op_seconds
 from offbeat.cost.subject import find_subject
@@ -71,8 +71,8 @@ def learned() -> KernelModel:
 
 def test_what_is_learned_beats_the_roofline_on_models_not_seen() -> None:
     said = learned().held_out
-    assert said["kept"] in ("mlp", "trees")
-    assert said[said["kept"]]["mean"] == min(said["mlp"]["mean"], said["trees"]["mean"])
+    assert said["kept"] in ("mlp", "trees", "both")
+    assert said[said["kept"]]["mean"] == min(said[way]["mean"] for way in ("mlp", "trees", "both"))
     assert said[said["kept"]]["mean"] < 0.05
     assert said["roofline"]["mean"] > 0.2
     assert set(said["mlp"]["models"]) == {"100", "300"}
@@ -191,12 +191,23 @@ def test_judging_knows_a_perfect_model_from_none() -> None:
     assert max(judged.by_kind.values()) < 1e-9
 
 
-def test_what_the_host_adds_is_what_makes_steps_right() -> None:
-    """Most steps are right, some were disturbed; a step that the host has no share in says little."""
-    steps = [StepTiming(1e-3 * size + n * 7e-6, n, 1e-3 * size) for size in (1, 5, 20) for n in (30, 100, 300)]
-    steps += [StepTiming(2.0, 10, 1.0), StepTiming(1.0, 10, 1.1)]
-    assert host_seconds(steps) == pytest.approx(7e-6, rel=1e-6)
-    assert host_seconds([]) == 0
+def test_what_the_host_adds_is_found_though_some_steps_were_disturbed() -> None:
+    true = Host(2e-6, 9e-6, 1e-6, 2e-8 / 1e3)
+    steps = []
+    for number, (size, forward) in enumerate(itertools.product((1, 5, 20), (30, 100, 300))):
+        counts, made = (forward, 2 * forward, 7 * (number + 1)), 10_000_000 * (1 + number % 4)
+        beside = sum(n * h for n, h in zip(counts, (2e-6, 9e-6, 1e-6), strict=True)) + made * true.made_seconds
+        steps.append(StepTiming(1e-3 * size + beside, 1e-3 * size, counts, made))
+    steps += [StepTiming(0.2, 0.1, (30, 60, 7), 10_000_000), StepTiming(0.1, 0.11, (30, 60, 7), 10_000_000)]
+    found = fit_host(steps)
+    assert found.backward_seconds == pytest.approx(9e-6, rel=0.1)
+    assert found.made_seconds == pytest.approx(2e-11, rel=0.2)
+    assert fit_host([]) == Host(0.0, 0.0, 0.0, 0.0)
+    assert Host.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    step = perceptron(100)
+    profile = replace(profile_with(learned()), host=true)
+    beside = predict(step, profile).time.seconds - predict(step, replace(profile, host=None)).time.seconds
+    assert beside == pytest.approx(sum(true.seconds_of(op) for op in step.ops))
 
 
 def test_held_out_models_are_not_those_of_the_calibration() -> None:

@@ -122,10 +122,11 @@ def _say(profile: DeviceProfile, path: Path) -> None:
     assert profile.kernels is not None
     learned, device = profile.kernels.held_out, profile.device
     rates = ", ".join(f"{SHORT[dtype]} {rate / 1e9:,.4g}" for dtype, rate in device.flops_per_second.items())
-    launch, host = (f"{1e6 * seconds:.3g} us" for seconds in (device.launch_seconds, device.dispatch_seconds))
+    host_seconds = device.dispatch_seconds if profile.host is None else profile.host.backward_seconds
+    launch, host = (f"{1e6 * seconds:.3g} us" for seconds in (device.launch_seconds, host_seconds))
     moves = f"{device.bytes_per_second / 1e9:,.4g} GB/s"
     print(f"{device.name}: {rates} GFLOP/s, {moves}, {launch} a launch, {host} of the host")
-    for way in ("roofline", "mlp", "trees", "steps"):
+    for way in ("roofline", "mlp", "trees", "both", "steps"):
         mark = {learned["kept"]: ", kept", "steps": ", real ones"}.get(way, "")
         mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))
         steps = counted(len(learned[way]["models"]), "held-out step")

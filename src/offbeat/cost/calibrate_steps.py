@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .calibrate import SAVE_EVERY_SECONDS, profile_at
+from .host import counted
 from .kernel import Kernel
 from .measured_step import RealStep
-from .profile import Profile, StepTiming
+from .profile import Profile
 from .subject import Subject
 from .timed_step import Visit, visit
 from .timing import Timing
@@ -47,7 +47,7 @@ def visit_models(
         name = case_name(subject, batch)
         if name not in profile.steps:
             found = visiting(RealStep(subject, batch, device), beside).at_speed_of(profile.reference_seconds)
-            profile.steps[name] = StepTiming(found.seconds, len(found.ops), sum(found.ops))
+            profile.steps[name] = counted(subject.at(batch).ops, found.seconds, sum(found.ops))
             _add(profile, subject.at(batch), found)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 profile.save(path)
@@ -78,19 +78,6 @@ def usual_seconds(step: Callable[[], None]) -> float:
         step()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
-
-
-def host_seconds(steps: Iterable[StepTiming]) -> float:
-    """What a step takes beside its operations, per operation: Python, modules, autograd, views.
-
-    The one that makes the sum of all relative errors least: a median, in which a step counts by the share that the
-    host has in it.
-    """
-    known = [(max(0.0, step.seconds - step.ops_seconds) / step.ops, step.ops / step.seconds) for step in steps]
-    if not known:
-        return 0.0
-    values, weights = (np.array(each) for each in zip(*sorted(known), strict=True))
-    return float(values[np.searchsorted(np.cumsum(weights), weights.sum() / 2)])
 
 
 def _add(profile: Profile, trace: TracedStep, found: Visit) -> None:

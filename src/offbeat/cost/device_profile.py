@@ -15,6 +15,7 @@ from ..errors import BadInput, unknown
 from ..report.outputs import replacing
 from ..sim.network import Link
 from .fit import Fitted
+from .host import Host
 from .kernel import SHORT
 from .kernel_model import KernelModel
 from .roofline import Device
@@ -36,6 +37,7 @@ class DeviceProfile:
     band: tuple[float, float]  # where nothing was learned
     local: Link  # of each worker to the others of its node
     kernels: KernelModel | None = None
+    host: Host | None = None  # what a CPU does beside its kernels, where that was measured
     all_reduce: Fitted | None = None  # across workers, where that was measured
     reference_seconds: float | None = None  # of the calibration's reference step: how fast the CPU was
     setup: Mapping[str, Any] = field(default_factory=dict)  # torch's version and flags when it was measured
@@ -55,6 +57,7 @@ class DeviceProfile:
             "reference_seconds": self.reference_seconds,
             "setup": dict(self.setup),
             "all_reduce": None if self.all_reduce is None else self.all_reduce.as_dict(),
+            "host": None if self.host is None else self.host.as_dict(),
             "kernels": None if self.kernels is None else self.kernels.as_dict(),
         }
 
@@ -79,6 +82,7 @@ class DeviceProfile:
             band=(low, high),
             local=Link(**read["local"]),
             kernels=None if read.get("kernels") is None else KernelModel.from_dict(read["kernels"]),
+            host=None if read.get("host") is None else Host.from_dict(read["host"]),
             all_reduce=None if read.get("all_reduce") is None else Fitted.from_dict(read["all_reduce"]),
             reference_seconds=read.get("reference_seconds"),
             setup=read.get("setup", {}),

@@ -18,9 +18,10 @@ from ..malloc import keep_freed_memory
 from ..sim.network import Link
 from .calibrate import calibrate as measure
 from .calibrate import device_name, setup_of
-from .calibrate_steps import Case, case_name, host_seconds, in_turns, visit_models
+from .calibrate_steps import Case, case_name, in_turns, visit_models
 from .device_profile import DeviceProfile
 from .fit import Fitted
+from .host import fit_host
 from .kernel import Kernel
 from .layers import random_kernels
 from .learn import FEWEST, Judged, learn_kernels, measured_device
@@ -74,10 +75,11 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     """What is measured is kept, so that an interrupted calibration goes on when called again."""
     judged_by = how.cases(held_out(how.platform, how.autocast))
     end = time.monotonic() + 60 * how.minutes - min(LEARN_SECONDS + STEPS_SECONDS, 30 * how.minutes)
+    dispatch, host = 0.0, None
     if how.platform == "cpu":
         measured = _visited(how, judged_by, end, step)
         unseen = {case_name(*case) for case in judged_by}
-        dispatch = host_seconds(timing for name, timing in measured.steps.items() if name not in unseen)
+        host = fit_host([timing for name, timing in measured.steps.items() if name not in unseen])
         real = {name: timing.seconds for name, timing in measured.steps.items() if name in unseen}
     else:
         measured = _timed_alone(how, judged_by, end, step)
@@ -97,6 +99,7 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
         band=BAND_OF_THE_REST,
         local=LOCAL[how.platform],
         kernels=learn_kernels(measured.timings, known, traced, seed=how.seed),
+        host=host,
         all_reduce=fitted,
         reference_seconds=measured.reference_seconds,
         setup={**setup_of(how.device), "autocast": "bf16" if how.bf16 else None, "seed": how.seed},

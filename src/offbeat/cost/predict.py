@@ -71,11 +71,11 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
         for kernel, correction in zip(kernels, corrections, strict=True)
     }
     ops = tuple(known[op.kernel] for op in step.ops)
-    dispatch = profile.device.dispatch_seconds
     if profile.platform == "cpu":  # host and device are one: nothing is hidden
-        time = time_step(step, [op.seconds + dispatch for op in ops])
+        beside = [profile.host.seconds_of(op) for op in step.ops] if profile.host is not None else [0.0] * len(ops)
+        time = time_step(step, [op.seconds + host for op, host in zip(ops, beside, strict=True)])
     else:
-        time = time_step(step, [op.seconds for op in ops], dispatch)
+        time = time_step(step, [op.seconds for op in ops], profile.device.dispatch_seconds)
     return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile))
 
 

@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
+from .host import StepTiming
 from .kernel import Kernel
 from .timing import Timing
 from .written import from_json, to_json
 
 VERSION = 2
-
-
-@dataclass(frozen=True)
-class StepTiming:
-    """A real step."""
-
-    seconds: float
-    ops: int
-    ops_seconds: float  # of its operations alone, one by one
 
 
 @dataclass
@@ -60,9 +52,13 @@ class Profile:
             if read["version"] != VERSION:
                 raise BadInput(f"profile {path} is of version {read['version']}, not {VERSION}: calibrate again")
             timings = {from_json(row): Timing(row["seconds"], row["spread"], row["calls"]) for row in read["kernels"]}
-            steps = {name: StepTiming(**step) for name, step in read["steps"].items()}
+            steps = {name: _step(row) for name, row in read["steps"].items()}
             return cls(read["device"], read["setup"], timings, steps, read["reference_seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(f"{path} is no profile of a device ({error}): write one with offbeat calibrate") from error
+
+
+def _step(read: dict[str, Any]) -> StepTiming:
+    return StepTiming(read["seconds"], read["ops_seconds"], tuple(read["ops"]), read["made_bytes"])

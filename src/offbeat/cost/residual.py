@@ -1,6 +1,6 @@
-"""Residual: g of features, as a small MLP or as boosted trees, learned once and written down in JSON.
+"""Residual: g of features, as a small MLP, as boosted trees or as the mean of both, learned once, written in JSON.
 
-Both are fitted to y = log of (what was measured over what the roofline says). Predicting needs numpy alone.
+They are fitted to y = log of (what was measured over what the roofline says). Predicting needs numpy alone.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-Way = Literal["mlp", "trees"]
+Way = Literal["mlp", "trees", "both"]
 WIDTHS = (24, 12)
 STEPS, LEARNING_RATE, WEIGHT_DECAY = 1200, 0.01, 1e-3
 TREES, DEPTH, SHRINKAGE = 150, 3, 0.08
@@ -72,7 +72,22 @@ class Trees:
         return {"way": "trees", "start": self.start, "trees": [_down(tree) for tree in self.trees]}
 
 
+@dataclass(frozen=True)
+class Both:
+    """The mean of an MLP and of trees: they err in different places."""
+
+    parts: tuple[Residual, ...]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(sum(part(x) for part in self.parts) / len(self.parts))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"way": "both", "parts": [part.as_dict() for part in self.parts]}
+
+
 def from_dict(read: Mapping[str, Any]) -> Residual:
+    if read["way"] == "both":
+        return Both(tuple(map(from_dict, read["parts"])))
     if read["way"] == "trees":
         return Trees(read["start"], tuple(np.array(tree) for tree in read["trees"]))
     layers = tuple((np.array(weight), np.array(bias)) for weight, bias in read["layers"])
@@ -81,6 +96,8 @@ def from_dict(read: Mapping[str, Any]) -> Residual:
 
 def learn(way: Way, x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Residual:
     """The same data and seed give the same model."""
+    if way == "both":
+        return Both((learn_mlp(x, y, weights, seed), learn_trees(x, y, weights, seed)))
     return learn_mlp(x, y, weights, seed) if way == "mlp" else learn_trees(x, y, weights, seed)
 
 
