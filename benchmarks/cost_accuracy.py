@@ -3,8 +3,8 @@
     python benchmarks/cost_accuracy.py --device cpu2 [--rounds 5] [--json FILE] [--out PICTURE]
 
 Every model and batch is visited once in every round, in an order that changes, so that a disturbance of minutes does
-not meet one of them alone. On a CPU a visit makes steps of the calibration's reference too, and its times are given as
-if that had been as fast as in the calibration; what they are without that is printed beside. The roofline is that of
+not meet one of them alone. On a CPU a visit makes steps of the calibration's references too, and its times are given as
+if they had been as fast as in the calibration; what they are without that is printed beside. The roofline is that of
 the same profile, with nothing learned; torch's estimator is `torch.distributed._tools.RuntimeEstimator`: it knows GPUs.
 
 Prints a row per model and batch, then mean and worst error; wanted: mean <= 5 %, worst <= 12 %, and of the operations,
@@ -23,12 +23,13 @@ import torch
 from matplotlib.figure import Figure
 
 from offbeat.cost.calibrate import device_name
+from offbeat.cost.calibrate_steps import one_after_the_other
 from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.measured_step import RealStep, measured_step
 from offbeat.cost.predict import predict
 from offbeat.cost.subject import Subject
 from offbeat.cost.timed_step import visit
-from offbeat.cost.zoo import held_out, reference
+from offbeat.cost.zoo import held_out, references
 from offbeat.malloc import keep_freed_memory
 from offbeat.report.table import human_seconds, percent
 
@@ -105,7 +106,7 @@ def measure(profile: DeviceProfile, rounds: int, seconds: float) -> list[Row]:
     order, beside = list(cases), None
     if device.type == "cpu":
         keep_freed_memory()
-        beside = RealStep(*reference(), device)
+        beside = one_after_the_other(references())
     for _ in range(rounds):
         random.Random(len(order)).shuffle(order)
         for key in order:

@@ -19,7 +19,7 @@ from offbeat.cost.random_models import random_models
 from offbeat.cost.reuse import FURTHER, NEAREST, Touched, nearness
 from offbeat.cost.subject import Subject, find_subject
 from offbeat.cost.timed_step import Visit, visit
-from offbeat.cost.zoo import learned_from, reference
+from offbeat.cost.zoo import learned_from, references
 from offbeat.malloc import keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -125,18 +125,22 @@ def test_random_models_follow_the_seed_fit_the_limit_and_can_be_run() -> None:
 def test_visits_are_kept_and_go_on(tmp_path: Path) -> None:
     path = tmp_path / "cpu.part"
     cases = [(subject, 2) for subject in itertools.islice(learned_from("cpu"), 2)]
-    first = visit_models(cases[:1], path, reference=reference(), visiting=ONCE)
+    first = visit_models(cases[:1], path, references=references()[:1], visiting=ONCE)
     assert list(first.steps) == [case_name(*cases[0])] == ["cnn, batch 2"]
     assert {op.kernel for op in cases[0][0].at(2).ops if op.nbytes} == set(first.timings)
     visited: list[str] = []
     second = visit_models(
-        cases, path, reference=reference(), visiting=ONCE, progress=lambda _n, case: visited.append(case_name(*case))
+        cases,
+        path,
+        references=references()[:1],
+        visiting=ONCE,
+        progress=lambda _n, case: visited.append(case_name(*case)),
     )
     assert visited == ["cnn, batch 2", "lenet, batch 2"]
     assert second.steps["cnn, batch 2"] == first.steps["cnn, batch 2"], "not visited again"
     assert second.reference_seconds == first.reference_seconds
     assert Profile.load(path) == second
-    assert not visit_models(cases, tmp_path / "none", reference=reference(), at_most_seconds=-1.0).steps
+    assert not visit_models(cases, tmp_path / "none", references=references()[:1], at_most_seconds=-1.0).steps
 
 
 def test_models_that_must_be_seen_take_turns_with_random_ones() -> None:

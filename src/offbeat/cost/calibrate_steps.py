@@ -29,7 +29,7 @@ def visit_models(
     cases: Iterable[Case],
     path: Path,
     *,
-    reference: Case,
+    references: Iterable[Case],
     at_most_seconds: float = inf,
     progress: Progress | None = None,
     visiting: Callable[[RealStep, Callable[[], None]], Visit] = visit,
@@ -38,7 +38,7 @@ def visit_models(
     device = torch.device("cpu")
     began = saved = time.monotonic()
     profile = profile_at(path, device)
-    beside = RealStep(*reference, device)
+    beside = one_after_the_other(references)
     if profile.reference_seconds is None:
         profile.reference_seconds = usual_seconds(beside)
     for number, (subject, batch) in enumerate(cases, 1):
@@ -56,6 +56,17 @@ def visit_models(
             progress(number, (subject, batch))
     profile.save(path)
     return profile
+
+
+def one_after_the_other(cases: Iterable[Case]) -> Callable[[], None]:
+    """A step of each."""
+    steps = [RealStep(subject, batch, torch.device("cpu")) for subject, batch in cases]
+
+    def all_of_them() -> None:
+        for step in steps:
+            step()
+
+    return all_of_them
 
 
 def case_name(subject: Subject, batch: int) -> str:

@@ -33,7 +33,7 @@ from .subject import Subject
 from .timed_step import Visit, visit
 from .timing import Stopwatch
 from .trace import Platform
-from .zoo import held_out, kernels_of, learned_from, reference
+from .zoo import held_out, kernels_of, learned_from, references
 
 LEARN_SECONDS, STEPS_SECONDS = 60.0, 60.0  # of the time; what is left is for measuring
 HELD_OUT_SHARE, ZOO_SHARE = 0.2, 0.3  # of what is left on a GPU; the rest is for random layers
@@ -121,7 +121,7 @@ def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) ->
     return visit_models(
         in_turns(some, endless),
         kernels_file(how.path),
-        reference=reference(),
+        references=references(),
         at_most_seconds=end - time.monotonic(),
         progress=lambda number, _case: step("real steps", number, 0),
         visiting=how.visiting,

@@ -83,10 +83,12 @@ def held_out(platform: Platform, autocast: torch.dtype | None = None) -> Iterato
     yield _text("gpt of 6", partial(GPT, 96, 200, width=192, heads=6, blocks=3), 96, platform, autocast)
 
 
-def reference() -> tuple[Subject, int]:
-    """A step of many operations of many kinds, in which a CPU shows how fast it is just now."""
-    name = "resnet20"
-    return _images(name, partial(MODELS[name], IMAGE, 10), IMAGE, "cpu", None), 2
+def references() -> list[tuple[Subject, int]]:
+    """Short steps of many operations of many kinds, in which a CPU shows how fast it is just now: one of small
+    convolutions, one of products of matrices."""
+    images = _images("resnet20", partial(MODELS["resnet20"], IMAGE, 10), IMAGE, "cpu", None)
+    text = _text("wide gpt", partial(GPT, 64, 1000, width=320, heads=5, blocks=1), 64, "cpu", None)
+    return [(images, 2), (text, 2)]
 
 
 def kernels_of(subjects: Iterator[Subject], batches: tuple[int, ...]) -> Iterator[Kernel]:
