@@ -94,10 +94,22 @@ def test_timing_changes_no_number() -> None:
     subject = find_subject("cnn", platform="cpu", input_shape=(3, 16, 16))
     plain, timed = RealStep(subject, 2, CPU), RealStep(subject, 2, CPU)
     plain()
-    with _Timed():
+    with _Timed(split=True):
         timed()
     for one, other in zip(plain.model.parameters(), timed.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_parts_of_a_call_sum_up_to_what_they_take_at_once() -> None:
+    from offbeat.cost.timed_step import _Call
+
+    gradients = _Call(range(2))
+    for seconds in ((1.0, 3.0), (3.2,), (1.0, 3.0), (3.2,)):
+        gradients.add(seconds)
+    assert gradients.ops() == pytest.approx([0.8, 2.4])
+    view = _Call(range(0))
+    view.add((1.0,))
+    assert view.ops() == []
 
 
 def test_times_are_given_at_the_usual_speed() -> None:

@@ -13,7 +13,7 @@ all times of the visit are given as if it had been as fast as usual.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from .kernel import Kernel
 from .measured_step import RealStep
 from .recorder import Recorder
 
-WARM, FEWEST, MOST, SECONDS = 1, 3, 15, 0.5  # turns of a visit
+WARM, FEWEST, MOST, SECONDS = 1, 4, 16, 0.5  # turns of a visit
 
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -64,16 +64,21 @@ class _Calls(Recorder):  # type: ignore[no-untyped-call]
 
 
 class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Only looks at the clock: what it does itself is not counted, and leaves the caches alone as far as it can."""
+    """Only looks at the clock: what it does itself is not counted, and leaves the caches alone as far as it can.
 
-    def __init__(self) -> None:
+    `split`: the gradients of a convolution are computed one by one, as a trace has them. At once they take less: so
+    both is done in turns.
+    """
+
+    def __init__(self, *, split: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seconds: list[tuple[float, ...]] = []  # of each call
+        self._split = split
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _CONVOLUTION_BACKWARD:
+        if self._split and func is _CONVOLUTION_BACKWARD:
             return self._gradients(*args)
         start = time.perf_counter()
         result = func(*args, **(kwargs or {}))
@@ -81,7 +86,6 @@ class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _gradients(self, *args: Any) -> Any:
-        """The gradients of a convolution one by one, as a trace has them."""
         *others, wanted = args
         made, seconds = list[torch.Tensor | None](), list[float]()
         for place, want in enumerate(wanted):
@@ -112,11 +116,10 @@ def visit(
     recorder = _Calls(step.model)
     with recorder:
         step()
-    whole, beside = list[float](), list[float]()
-    ops: list[list[float]] = [[] for _ in recorder.kernels]
+    whole, beside, calls = list[float](), list[float](), [_Call(own) for own in recorder.places]
     began = time.perf_counter()
     for turn in range(-WARM, most):
-        timed = _Timed()
+        timed = _Timed(split=turn % 2 == 0)
         with timed:
             step()
         taken = _seconds_of(step)
@@ -124,16 +127,33 @@ def visit(
         if turn >= 0:
             whole.append(taken)
             beside.append(reference_taken)
-            _add(ops, recorder.places, timed.seconds)
+            for call, seconds in zip(calls, timed.seconds, strict=True):
+                call.add(seconds)
         if turn + 1 >= fewest and time.perf_counter() - began > at_most_seconds:
             break
-    return Visit(statistics.median(whole), tuple(map(statistics.median, ops)), statistics.median(beside))
+    ops = tuple(seconds for call in calls for seconds in call.ops())
+    return Visit(statistics.median(whole), ops, statistics.median(beside))
 
 
-def _add(ops: Sequence[list[float]], places: Sequence[range], seconds: Sequence[tuple[float, ...]]) -> None:
-    for own, taken in zip(places, seconds, strict=True):
-        for place, each in zip(own, taken, strict=False):  # a view takes time too, and has no place
-            ops[place].append(each)
+class _Call:
+    """One call of a step, over all turns: no operation (a view), one, or the parts of a convolution's backward."""
+
+    def __init__(self, places: range) -> None:
+        self._parts: list[list[float]] = [[] for _ in places]
+        self._at_once: list[float] = []
+
+    def add(self, seconds: tuple[float, ...]) -> None:
+        if len(seconds) < len(self._parts):
+            self._at_once += seconds
+            return
+        for part, each in zip(self._parts, seconds, strict=False):  # a view takes time too, and is nothing
+            part.append(each)
+
+    def ops(self) -> list[float]:
+        """Medians; of parts such that their sum is what they take at once."""
+        found = [statistics.median(part) for part in self._parts]
+        share = statistics.median(self._at_once) / sum(found) if self._at_once else 1.0
+        return [share * each for each in found]
 
 
 def _seconds_of(call: Callable[[], None]) -> float:
