@@ -46,7 +46,11 @@ class Row:
     torch_estimator: float | None
     visits: list[float]  # seconds, at the reference's usual speed
     raw: list[float]  # as the clock said
-    op_error: float | None = None  # mean absolute of the operations' logarithms, weighted by time
+    op_errors: list[float]  # of each visit: the operations' absolute errors, over the sum of their times
+
+    @property
+    def op_error(self) -> float | None:
+        return statistics.median(self.op_errors) if self.op_errors else None
 
     @property
     def measured(self) -> float:
@@ -91,16 +95,17 @@ def main() -> None:
 
 def measure(profile: DeviceProfile, rounds: int, seconds: float) -> list[Row]:
     device = torch.device("cuda" if profile.platform == "cuda" else "cpu")
-    if device_name(device) != profile.device.name:
-        print(f"this is {device_name(device)}, and the profile is of {profile.device.name}")
+    threads = profile.setup.get("threads", torch.get_num_threads())
+    if device_name(device) != profile.device.name or threads != torch.get_num_threads():
+        raise SystemExit(f"the profile is of {profile.device.name}, threads {threads}, and this is not")
     autocast = torch.bfloat16 if profile.setup.get("autocast") == "bf16" else None
-    bare = replace(profile, kernels=None)
+    bare = replace(profile, kernels=None, host=None)
     cases: dict[tuple[str, int], tuple[Subject, Row]] = {}
     for subject in held_out(profile.platform, autocast):
         for batch in BATCHES[profile.platform]:
             row = Row(
                 subject.name, batch, predict(subject.at(batch), profile).time.seconds,
-                predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], [],
+                predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], [], [],
             )  # fmt: skip
             cases[subject.name, batch] = subject, row
     order, beside = list(cases), None
@@ -119,7 +124,7 @@ def measure(profile: DeviceProfile, rounds: int, seconds: float) -> list[Row]:
             row.raw.append(found.seconds)
             usual = found.at_speed_of(profile.reference_seconds)
             row.visits.append(usual.seconds)
-            row.op_error = min(row.op_error or 9.9, op_error(subject, row.batch, profile, usual.ops))
+            row.op_errors.append(op_error(subject, row.batch, profile, usual.ops))
     return [row for _subject, row in cases.values()]
 
 

@@ -124,5 +124,5 @@ def test_files_that_are_no_profile_are_refused(tmp_path: Path, text: str) -> Non
 def test_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"version": 0}')
-    with pytest.raises(BadInput, match="is of version 0, not 2: calibrate again"):
+    with pytest.raises(BadInput, match="is of version 0, not 2: delete it, and calibrate again"):
         Profile.load(path)

@@ -19,7 +19,7 @@ from offbeat.cost.counts import bytes_of
 from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.features import NAMES, features
 from offbeat.cost.host import Host, StepTiming, fit_host
-from offbeat.cost.kernel_model import KernelModel
+from offbeat.cost.kernel_model import LEAST_ERROR, KernelModel
 from offbeat.cost.layers import random_kernels
 from offbeat.cost.learn import judge, learn_kernels, measured_device
 from offbeat.cost.learned_profile import Calibration, kernels_file, learned_profile
@@ -35,6 +35,7 @@ from offbeat.cost.timing import Timing
 from offbeat.cost.verdict import notes
 from offbeat.cost.zoo import held_out, learned_from
 from offbeat.errors import BadInput
+from offbeat.sim.network import Link
 
 DEVICE = Device(
     name="imagined", flops_per_second={torch.float32: 1e11}, bytes_per_second=1e10, launch_seconds=2e-6,
@@ -79,8 +80,9 @@ def test_what_is_learned_beats_the_roofline_on_models_not_seen() -> None:
 
 
 def test_kernels_of_held_out_models_are_not_learned_from() -> None:
-    unseen = {op.kernel for width in (100, 300) for op in perceptron(width).ops}
-    assert learned().held_out["kernels"] == len(timings().keys() - unseen) < len(timings())
+    unseen = {op.kernel.call for width in (100, 300) for op in perceptron(width).ops}
+    seen = [kernel for kernel in timings() if kernel.call not in unseen]  # also where it stands elsewhere in a step
+    assert learned().held_out["kernels"] == len(seen) < len(timings())
 
 
 def test_learning_is_the_same_every_time_and_survives_json() -> None:
@@ -158,7 +160,10 @@ def test_speeds_are_those_that_the_fastest_kernels_reach() -> None:
 
 
 def profile_with(model: KernelModel) -> DeviceProfile:
-    return replace(load_profile("cpu2"), device=DEVICE, label="calibrated", kernels=model, setup={"torch": "1.0"})
+    return DeviceProfile(
+        device=DEVICE, platform="cpu", label="calibrated", band=(0.5, 2.0), kernels=model, setup={"torch": "1.0"},
+        local=Link(bytes_per_second=5e9, seconds=2e-5),
+    )  # fmt: skip
 
 
 def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
@@ -197,8 +202,8 @@ def test_what_the_host_adds_is_found_though_some_steps_were_disturbed() -> None:
     for number, (size, forward) in enumerate(itertools.product((1, 5, 20), (30, 100, 300))):
         counts, made = (forward, 2 * forward, 7 * (number + 1)), 10_000_000 * (1 + number % 4)
         beside = sum(n * h for n, h in zip(counts, (2e-6, 9e-6, 1e-6), strict=True)) + made * true.made_seconds
-        steps.append(StepTiming(1e-3 * size + beside, 1e-3 * size, counts, made))
-    steps += [StepTiming(0.2, 0.1, (30, 60, 7), 10_000_000), StepTiming(0.1, 0.11, (30, 60, 7), 10_000_000)]
+        steps.append(StepTiming(1e-3 * size + beside, 1e-3 * size, counts, made, 0.1))
+    steps += [StepTiming(seconds, 0.1, (30, 60, 7), 10_000_000, 0.1) for seconds in (0.2, 0.09)]
     found = fit_host(steps)
     assert found.backward_seconds == pytest.approx(9e-6, rel=0.1)
     assert found.made_seconds == pytest.approx(2e-11, rel=0.2)
@@ -238,7 +243,7 @@ def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
     assert profile.label == "calibrated"
     assert profile.kernels is not None
     assert {"mlp", "trees", "roofline", "kept", "steps"} <= set(profile.kernels.held_out)
-    worst = profile.kernels.held_out["steps"]["worst"]
+    worst = max(LEAST_ERROR, profile.kernels.held_out["steps"]["worst"])
     assert profile.kernels.band == (1 / (1 + worst), 1 + worst)
     assert profile.setup["torch"] == torch.__version__
     printed = run_here(

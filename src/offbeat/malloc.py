@@ -7,8 +7,8 @@ filled with zeros at its first touch: that can take longer than the arithmetic. 
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_ALWAYS = (1 << 31) - 1
-_MOST = 1 << 30
+_NEVER = (1 << 31) - 1
+_LARGEST = (1 << 30, 32 << 20)  # of blocks that are kept; older versions refuse more than the second
 
 
 def keep_freed_memory() -> bool:
@@ -17,4 +17,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_TRIM_THRESHOLD, _ALWAYS)) and bool(mallopt(_MMAP_THRESHOLD, _MOST))
+    # Setting either stops glibc from raising the other by itself: so the second only if the first was taken.
+    return any(mallopt(_MMAP_THRESHOLD, most) for most in _LARGEST) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from ..connect import join_process_group
 from ..layout import Layout
+from ..malloc import keep_freed_memory
 from ..trace import Event
 from ..train.seed import worker_seed
 from ..train.shards import Shard
@@ -91,6 +92,7 @@ def work(config: Config, rank: int) -> Report:
         samples=len(task.train), rank=rank, workers=layout.workers, batch=config.batch or task.batch, seed=config.seed
     )
     folder = Path(config.folder) / "snapshots"
+    keep_freed_memory()  # as offbeat train does; rivals have it too
     join_process_group(device, TIMEOUT_SECONDS)
     torch.manual_seed(config.seed)
     model = task.model().to(device)

@@ -111,9 +111,9 @@ def _progress(quiet: bool) -> Iterator[Step]:
 
         def show(what: str, done: int, wanted: int) -> None:
             if what not in tasks:
-                tasks[what] = bar.add_task(what, of="")
+                tasks[what] = bar.add_task(what, total=wanted or None, of="")
             of = f"/{wanted}" if wanted else ""  # without an end the bar only moves
-            bar.update(tasks[what], completed=done, total=wanted or None, of=of)  # type: ignore[arg-type]
+            bar.update(tasks[what], completed=done, of=of)  # type: ignore[arg-type]
 
         yield show
 
@@ -122,10 +122,9 @@ def _say(profile: DeviceProfile, path: Path) -> None:
     assert profile.kernels is not None
     learned, device = profile.kernels.held_out, profile.device
     rates = ", ".join(f"{SHORT[dtype]} {rate / 1e9:,.4g}" for dtype, rate in device.flops_per_second.items())
-    host_seconds = device.dispatch_seconds if profile.host is None else profile.host.backward_seconds
-    launch, host = (f"{1e6 * seconds:.3g} us" for seconds in (device.launch_seconds, host_seconds))
-    moves = f"{device.bytes_per_second / 1e9:,.4g} GB/s"
-    print(f"{device.name}: {rates} GFLOP/s, {moves}, {launch} a launch, {host} of the host")
+    moves, launch = f"{device.bytes_per_second / 1e9:,.4g} GB/s", f"{1e6 * device.launch_seconds:.3g} us"
+    host = f", {1e6 * device.dispatch_seconds:.3g} us of the host" if device.dispatch_seconds else ""
+    print(f"{device.name}: {rates} GFLOP/s, {moves}, {launch} a launch{host}")
     for way in ("roofline", "mlp", "trees", "both", "steps"):
         mark = {learned["kept"]: ", kept", "steps": ", real ones"}.get(way, "")
         mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))

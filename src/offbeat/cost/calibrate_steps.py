@@ -4,13 +4,15 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import torch
 
+from ..errors import OffbeatError
 from .calibrate import SAVE_EVERY_SECONDS, profile_at
-from .host import counted
+from .host import step_timing
 from .kernel import Kernel
 from .measured_step import RealStep
 from .profile import Profile
@@ -18,8 +20,6 @@ from .subject import Subject
 from .timed_step import Visit, visit
 from .timing import Timing
 from .trace import TracedStep
-
-REFERENCE_STEPS = 40
 
 Case = tuple[Subject, int]  # and the batch
 Progress = Callable[[int, Case], None]  # (visited, the one just visited)
@@ -39,16 +39,13 @@ def visit_models(
     began = saved = time.monotonic()
     profile = profile_at(path, device)
     beside = one_after_the_other(references)
-    if profile.reference_seconds is None:
-        profile.reference_seconds = usual_seconds(beside)
     for number, (subject, batch) in enumerate(cases, 1):
         if time.monotonic() - began > at_most_seconds:
             break
         name = case_name(subject, batch)
         if name not in profile.steps:
-            found = visiting(RealStep(subject, batch, device), beside).at_speed_of(profile.reference_seconds)
-            profile.steps[name] = counted(subject.at(batch).ops, found.seconds, sum(found.ops))
-            _add(profile, subject.at(batch), found)
+            found = visiting(RealStep(subject, batch, device), beside)
+            _add(profile, name, subject.at(batch), found)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 profile.save(path)
                 saved = time.monotonic()
@@ -81,18 +78,28 @@ def in_turns(some: Iterable[Case], endless: Iterator[Case]) -> Iterator[Case]:
     yield from endless
 
 
-def usual_seconds(step: Callable[[], None]) -> float:
-    """The median of many."""
-    taken = []
-    for _ in range(REFERENCE_STEPS):
-        start = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+def at_usual_speed(profile: Profile) -> Profile:
+    """All times as if the references had always taken what they took in the median visit."""
+    if profile.reference_seconds is None:
+        return profile
+    usual = statistics.median(step.reference_seconds for step in profile.steps.values())
+    share = usual / profile.reference_seconds
+    steps = {
+        name: replace(step, seconds=step.seconds * share, ops_seconds=step.ops_seconds * share)
+        for name, step in profile.steps.items()
+    }
+    timings = {kernel: replace(each, seconds=each.seconds * share) for kernel, each in profile.timings.items()}
+    return replace(profile, timings=timings, steps=steps, reference_seconds=usual)
 
 
-def _add(profile: Profile, trace: TracedStep, found: Visit) -> None:
-    """A kernel's time is the mean over its places: what a step is made of is their sum."""
+def _add(profile: Profile, name: str, trace: TracedStep, found: Visit) -> None:
+    """At the speed of the first visit. A kernel's time is the mean over its places: a step is made of their sum."""
+    issued, traced = ([(kernel.name, kernel.part) for kernel in each] for each in (found.kernels, trace.kernels))
+    if issued != traced:
+        raise OffbeatError(f"{name}: a real step does not issue the operations of its trace, so they cannot be timed")
+    beside, profile.reference_seconds = found.reference_seconds, profile.reference_seconds or found.reference_seconds
+    found = found.at_speed_of(profile.reference_seconds)
+    profile.steps[name] = step_timing(trace.ops, found.seconds, sum(found.ops), beside)
     places: dict[Kernel, list[float]] = defaultdict(list)
     for op, seconds in zip(trace.ops, found.ops, strict=True):
         if op.nbytes:

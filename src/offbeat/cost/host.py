@@ -2,9 +2,10 @@
 
 Python, modules and views in forward, autograd's engine in backward, and the allocator, in proportion to what is made:
 
-    step = sum of operations + sum over phases of n h + bytes made * m        (h, m >= 0)
+    step = sum of operations + sum over phases of n h + bytes made * m        (m >= 0)
 
-by least relative deviations, since some steps are disturbed.
+by least relative deviations, since some steps are disturbed. h may be a little below 0: operations were timed with
+what it takes to call them from Python, which autograd does not do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from .op import PHASES, Op
 
+LEAST_MICROSECONDS = -4.0
 ROUNDS, LEAST_ERROR = 30, 0.01  # of reweighting: an error below counts as that one
 
 
@@ -26,6 +28,7 @@ class StepTiming:
     ops_seconds: float  # of its operations, one by one
     ops: tuple[int, ...]  # in each phase
     made_bytes: int  # of fresh tensors
+    reference_seconds: float  # of the references' steps, meanwhile
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,10 @@ class Host:
         return cls(**read)
 
 
-def counted(ops: Sequence[Op], seconds: float, ops_seconds: float) -> StepTiming:
+def step_timing(ops: Sequence[Op], seconds: float, ops_seconds: float, reference_seconds: float) -> StepTiming:
     counts = tuple(sum(op.phase == phase for op in ops) for phase in PHASES)
-    return StepTiming(seconds, ops_seconds, counts, sum(spec.nbytes for op in ops for spec in op.kernel.outputs))
+    made = sum(spec.nbytes for op in ops for spec in op.kernel.outputs)
+    return StepTiming(seconds, ops_seconds, counts, made, reference_seconds)
 
 
 def fit_host(steps: Sequence[StepTiming]) -> Host:
@@ -63,8 +67,9 @@ def fit_host(steps: Sequence[StepTiming]) -> Host:
     rows /= seconds[:, None]
     wanted = 1 - np.array([step.ops_seconds for step in steps]) / seconds
     weights, found = np.ones(len(steps)), np.zeros(4)
+    least = [LEAST_MICROSECONDS] * len(PHASES) + [0.0]
     for _ in range(ROUNDS):
-        found = lsq_linear(rows * weights[:, None], wanted * weights, (0.0, np.inf)).x
+        found = lsq_linear(rows * weights[:, None], wanted * weights, (least, np.inf)).x
         weights = 1 / np.sqrt(np.maximum(LEAST_ERROR, np.abs(rows @ found - wanted)))
     forward, backward, optimizer, made = (float(value) for value in found)
     return Host(1e-6 * forward, 1e-6 * backward, 1e-6 * optimizer, 1e-9 * made)

@@ -82,8 +82,7 @@ def learn_kernels(
     timings: Timings, device: Device, held_out: Mapping[str, TracedStep], *, seed: int = 0
 ) -> KernelModel:
     """The best of the ways, by the mean error of held-out models."""
-    unseen = {op.kernel.call for step in held_out.values() for op in step.ops}
-    known = {kernel: timing for kernel, timing in timings.items() if kernel.call not in unseen}
+    known = learned_from_only(timings, held_out)
     both = _learn_classes("both", known, device, seed)
     found = {way: _part_of(both, way) for way in WAYS}
     judged = {way: judge(model, timings, device, held_out) for way, model in found.items()}
@@ -94,6 +93,12 @@ def learn_kernels(
     comparison: dict[str, Any] = {"roofline": roofline.as_dict()}
     comparison |= {way: each.as_dict() for way, each in judged.items()}
     return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison})
+
+
+def learned_from_only(timings: Timings, held_out: Mapping[str, TracedStep]) -> Timings:
+    """Without the kernels that held-out models have, wherever in a step they stand."""
+    unseen = {kernel.call for step in held_out.values() for kernel in step.kernels}
+    return {kernel: timing for kernel, timing in timings.items() if kernel.call not in unseen}
 
 
 def _part_of(both: KernelModel, way: Way) -> KernelModel:

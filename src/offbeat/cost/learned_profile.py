@@ -18,13 +18,13 @@ from ..malloc import keep_freed_memory
 from ..sim.network import Link
 from .calibrate import calibrate as measure
 from .calibrate import device_name, setup_of
-from .calibrate_steps import Case, case_name, in_turns, visit_models
+from .calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
 from .device_profile import DeviceProfile
 from .fit import Fitted
 from .host import fit_host
 from .kernel import Kernel
 from .layers import random_kernels
-from .learn import FEWEST, Judged, learn_kernels, measured_device
+from .learn import FEWEST, Judged, learn_kernels, learned_from_only, measured_device
 from .measured_step import RealStep, dispatch_seconds, measured_step
 from .predict import predict
 from .profile import Profile
@@ -74,10 +74,11 @@ class Calibration:
 def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> DeviceProfile:
     """What is measured is kept, so that an interrupted calibration goes on when called again."""
     judged_by = how.cases(held_out(how.platform, how.autocast))
-    end = time.monotonic() + 60 * how.minutes - min(LEARN_SECONDS + STEPS_SECONDS, 30 * how.minutes)
+    later = LEARN_SECONDS + (STEPS_SECONDS if how.platform == "cuda" else 0.0)
+    end = time.monotonic() + 60 * how.minutes - min(later, 30 * how.minutes)
     dispatch, host = 0.0, None
     if how.platform == "cpu":
-        measured = _visited(how, judged_by, end, step)
+        measured = at_usual_speed(_visited(how, judged_by, end, step))
         unseen = {case_name(*case) for case in judged_by}
         host = fit_host([timing for name, timing in measured.steps.items() if name not in unseen])
         real = {name: timing.seconds for name, timing in measured.steps.items() if name in unseen}
@@ -88,10 +89,11 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     if len(measured.timings) < FEWEST:
         raise BadInput(f"--minutes {how.minutes:g} was time for {len(measured.timings)} kernels: give more")
     step("learning", 0, 1)
-    known = measured_device(
-        device_name(how.device), measured.timings, memory_bytes=_memory_of(how.device), dispatch_seconds=dispatch
-    )
     traced = {case_name(subject, batch): subject.at(batch) for subject, batch in judged_by}
+    seen = learned_from_only(measured.timings, traced)
+    known = measured_device(
+        device_name(how.device), seen, memory_bytes=_memory_of(how.device), dispatch_seconds=dispatch
+    )
     profile = DeviceProfile(
         device=known,
         platform=how.platform,
@@ -109,9 +111,9 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     return _judged(profile, {name: predicted[name] / seconds - 1 for name, seconds in real.items()})
 
 
-def kernels_file(path: Path) -> Path:
-    """Where the measured kernels are kept."""
-    return path.with_name(f"{path.stem}.kernels.part")
+def kernels_file(path: Path, *, bf16: bool = False) -> Path:
+    """Where what is measured is kept: with autocast it is something else."""
+    return path.with_name(f"{path.stem}{'.bf16' if bf16 else ''}.kernels.part")
 
 
 def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) -> Profile:
@@ -120,7 +122,7 @@ def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) ->
     endless = random_models(seed=how.seed, most_flops=MOST_FLOPS, autocast=how.autocast)
     return visit_models(
         in_turns(some, endless),
-        kernels_file(how.path),
+        kernels_file(how.path, bf16=how.bf16),
         references=references(),
         at_most_seconds=end - time.monotonic(),
         progress=lambda number, _case: step("real steps", number, 0),
@@ -129,7 +131,7 @@ def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) ->
 
 
 def _timed_alone(how: Calibration, judged_by: list[Case], end: float, step: Step) -> Profile:
-    kept, batches = kernels_file(how.path), how.batches or BATCHES["cuda"]
+    kept, batches = kernels_file(how.path, bf16=how.bf16), how.batches or BATCHES["cuda"]
     stopwatch = how.stopwatch or Stopwatch(device=how.device, calls=9, at_most_seconds=0.4)
 
     def some(what: str, kernels: Iterator[Kernel], share: float, most: int) -> Profile:

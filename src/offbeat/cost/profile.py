@@ -24,7 +24,7 @@ class Profile:
     setup: dict[str, Any]  # torch, threads, TF32 and the like: other values would give other times
     timings: dict[Kernel, Timing] = field(default_factory=dict)
     steps: dict[str, StepTiming] = field(default_factory=dict)  # by model and batch
-    reference_seconds: float | None = None  # of a step of the reference: how fast the CPU usually is
+    reference_seconds: float | None = None  # of the references' steps: all times are at this speed of the CPU
 
     def save(self, path: Path) -> None:
         """Whole or not at all: a calibration that is interrupted goes on where it was."""
@@ -50,7 +50,9 @@ class Profile:
         try:
             read = json.loads(path.read_text())
             if read["version"] != VERSION:
-                raise BadInput(f"profile {path} is of version {read['version']}, not {VERSION}: calibrate again")
+                raise BadInput(
+                    f"profile {path} is of version {read['version']}, not {VERSION}: delete it, and calibrate again"
+                )
             timings = {from_json(row): Timing(row["seconds"], row["spread"], row["calls"]) for row in read["kernels"]}
             steps = {name: _step(row) for name, row in read["steps"].items()}
             return cls(read["device"], read["setup"], timings, steps, read["reference_seconds"])
@@ -61,4 +63,4 @@ class Profile:
 
 
 def _step(read: dict[str, Any]) -> StepTiming:
-    return StepTiming(read["seconds"], read["ops_seconds"], tuple(read["ops"]), read["made_bytes"])
+    return StepTiming(**{**read, "ops": tuple(read["ops"])})

@@ -34,10 +34,12 @@ _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_outpu
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects `ops` while it is entered; `phase` says what the step is doing."""
+    """Collects `ops` while it is entered; `phase` says what the step is doing. `caches`: whether kernels are told apart
+    by what may still be in a cache."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, caches: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._caches = caches
         self.phase: Phase = "forward"
         self.failed_in: str | None = None  # the path of the operation that raised
         self.alive = Alive()
@@ -51,10 +53,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def ops(self) -> list[Op]:
-        near = nearness([kernel for kernel, _phase, _path in self._calls], self._touched)
+        kernels = [kernel for kernel, _phase, _path in self._calls]
+        if self._caches:
+            near = nearness(kernels, self._touched)
+            kernels = [replace(kernel, near=own) for kernel, own in zip(kernels, near, strict=True)]
         return [
-            Op(replace(kernel, near=near[index]), phase, path, tuple(self._completed.get(index, ())))
-            for index, (kernel, phase, path) in enumerate(self._calls)
+            Op(kernel, phase, path, tuple(self._completed.get(index, ())))
+            for index, (kernel, (_kernel, phase, path)) in enumerate(zip(kernels, self._calls, strict=True))
         ]
 
     @property

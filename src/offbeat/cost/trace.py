@@ -23,7 +23,7 @@ from ..train.task import Task
 from .arguments import spec_of
 from .fake import Model, fake_mode, fake_model, fake_tensors
 from .gpu import LikeGpu, use_foreach
-from .kernel import Spec
+from .kernel import Kernel, Spec
 from .memory import Memory
 from .op import LOSS, OPTIMIZER, Op, Phase
 from .recorder import Recorder
@@ -43,6 +43,10 @@ class TracedStep:
 
     def of(self, phase: Phase) -> list[Op]:
         return [op for op in self.ops if op.phase == phase]
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return [op.kernel for op in self.ops]
 
     @property
     def flops(self) -> int:
@@ -121,7 +125,8 @@ class Tracing:
         mode = fake_mode()
         network = fake_model(model, mode)
         inputs, targets = fake_tensors((inputs, targets), mode)
-        recorder = self._recorder = Recorder(network)
+        # A calibration times the kernels of a GPU one by one: it cannot tell how caches serve them.
+        recorder = self._recorder = Recorder(network, caches=platform == "cpu")
         weights = _count(recorder, network.parameters())
         buffers = _count(recorder, network.buffers())
         batch = _count(recorder, _tensors((inputs, targets)))

@@ -13,6 +13,7 @@ from ..attach import Attachment, attach
 from ..connect import join_process_group
 from ..gather import collect_json
 from ..layout import Layout
+from ..malloc import keep_freed_memory
 from ..report.history import History
 from ..report.meter import Meter
 from ..report.metrics import MetricsFile
@@ -35,6 +36,7 @@ TIMEOUT_SECONDS = 1800.0
 def work(job: Job, layout: Layout | None, device: torch.device) -> None:
     """Train to the end as the rank that the environment names; rank 0 shows, evaluates and writes."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    keep_freed_memory()
     with blaming_own_task(job.task, f"on rank {rank}"):
         task = job.load_task()
         steps = job.steps_of(task, job.shard(task, rank, workers))
