@@ -223,7 +223,7 @@ def test_held_out_models_are_not_those_of_the_calibration() -> None:
         assert each.at(2).batch == 2
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(200)
 def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
     """Small and short: that it is whole, can be planned with, and goes on where it was."""
     path, seen = tmp_path / "here.json", set[str]()

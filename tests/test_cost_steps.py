@@ -111,7 +111,18 @@ def test_timing_changes_no_number() -> None:
     with _Timed(split=True):
         timed()
     for one, other in zip(plain.model.parameters(), timed.model.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.allclose(one.grad, other.grad, atol=1e-6)
+
+
+def test_a_real_step_can_be_repeated_for_ever() -> None:
+    """It learns nothing, so that gradients do not vanish: numbers next to zero are slow."""
+    step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
+    before = [parameter.clone() for parameter in step.model.parameters()]
+    step()
+    step()
+    assert all(map(torch.equal, before, step.model.parameters()))
 
 
 def test_parts_of_a_call_sum_up_to_what_they_take_at_once() -> None:
