@@ -278,6 +278,7 @@ def test_a_real_step_takes_time_and_more_for_more_samples() -> None:
         ("--device tpu", "no device to calibrate 'tpu': .*choose one of cpu, cuda"),
         ("--minutes 11", "--minutes 11.0 does not fit: it must be above 0 and at most 10"),
         ("--per-kind 0", "--per-kind 0 does not fit"),
+        ("--per-kind 20", "--per-kind 20 is for a GPU"),
         ("--out nowhere/x.json", "profile nowhere/x.json cannot be written there"),
         ("--workers 1 --out x.json", "--workers 1 does not fit: an all-reduce takes at least 2"),
     ],

@@ -23,6 +23,7 @@ from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
 from .trace import PLATFORMS, Platform
 
 MOST_MINUTES = 10.0
+PER_KIND = 300
 
 
 def calibrate(
@@ -33,7 +34,7 @@ def calibrate(
     minutes: float,
     workers: int | None,
     bf16: bool,
-    per_kind: int,
+    per_kind: int | None,
     seed: int,
     quiet: bool,
     under_launcher: bool = False,
@@ -41,8 +42,10 @@ def calibrate(
     platform = _platform(device)
     if not 0 < minutes <= MOST_MINUTES:
         raise BadInput(f"--minutes {minutes} does not fit: it must be above 0 and at most {MOST_MINUTES:g}")
-    if per_kind < 1:
+    if per_kind is not None and per_kind < 1:
         raise BadInput(f"--per-kind {per_kind} does not fit: it must be at least 1")
+    if per_kind is not None and platform == "cpu":
+        raise BadInput(f"--per-kind {per_kind} is for a GPU: on a CPU whole steps are timed, so leave it out")
     chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if platform == "cuda" else torch.device("cpu")
     path = out or PROFILES / f"{name or slug(chosen)}.json"
     if not os.access(path.parent, os.W_OK):
@@ -56,7 +59,13 @@ def calibrate(
             fitted = fit(points)
         if rank == 0:
             how = Calibration(
-                platform=platform, device=chosen, path=path, minutes=minutes, bf16=bf16, per_kind=per_kind, seed=seed
+                platform=platform,
+                device=chosen,
+                path=path,
+                minutes=minutes,
+                bf16=bf16,
+                seed=seed,
+                per_kind=PER_KIND if per_kind is None else per_kind,
             )
             profile = learned_profile(how, fitted, step)
             profile.save(path)

@@ -56,7 +56,7 @@ class Calibration:
     path: Path  # of the profile; what is measured is kept beside it
     minutes: float
     bf16: bool = False
-    per_kind: int = 200
+    per_kind: int = 300
     seed: int = 0
     batches: tuple[int, ...] | None = None
     look_at: int = LOOK_AT
