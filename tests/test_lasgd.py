@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import offbeat
 from offbeat.errors import BadInput
 from offbeat.layout import Layout, Ranks
 from offbeat.parcel import Parcel
-from offbeat.replica import Replica, flatten
+from offbeat.replica import Replica, Slot, flatten
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.comm import SimComm
 from offbeat.sim.learners import NoModel
@@ -76,11 +77,12 @@ class LateOnTheWire(SimComm):
     """As on a GPU, where a snapshot waits for the kernels before it: averages begin one and a half steps later."""
 
     def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
-        if x.ndim == 0 or out is None:
+        if x.ndim > 0 and out is None:
             return super().average(x, ranks, out)
-        out.copy_(x)
+        out = x.clone() if out is None else out.copy_(x)
         outer: SimWork[Tensor] = SimWork("average")
-        late.setdefault(self.rank, []).append(outer)
+        if x.ndim > 0:
+            late.setdefault(self.rank, []).append(outer)
 
         def begin() -> None:
             inner = super(LateOnTheWire, self).average(out, ranks, out)
@@ -103,6 +105,92 @@ def test_the_wire_never_runs_dry_where_averages_begin_late(monkeypatch: pytest.M
         warm = works[len(works) // 2 : -20]
         assert len(warm) > 100
         assert sum(work.found_idle for work in warm) < 0.03 * len(warm)
+
+
+class SmallAndLarge(NoModel):
+    """x is three tensors, the middle one 98 % of it; steps are seeded noise, and the sum of all is remembered."""
+
+    def __init__(self, workers: int) -> None:
+        shapes = {"first": 32, "large": 4000, "last": 48}
+        offsets = {"first": 0, "large": 32, "last": 4032}
+        slots = tuple(Slot(name, 0, offsets[name], (size,), (1,), True) for name, size in shapes.items())
+        self.replicas = [Replica((torch.ones(4080, dtype=torch.float64),), slots) for _ in range(workers)]
+        self.moved = [torch.zeros(4080, dtype=torch.float64) for _ in range(workers)]
+        self._draws = [torch.Generator().manual_seed(rank) for rank in range(workers)]
+
+    def end(self, rank: int) -> float:
+        change = torch.randn(4080, generator=self._draws[rank], dtype=torch.float64)
+        self.replicas[rank].flats[0].add_(change)
+        self.moved[rank] += change
+        return 0.0
+
+
+Sent = dict[int, list[tuple[int, float]]]  # of each rank, in order: numbers of an average, and when it was sent
+
+
+def sends_of(
+    spec: str, learners: NoModel, monkeypatch: pytest.MonkeyPatch, comm: type[SimComm] = SimComm, **cluster: Any
+) -> Sent:
+    """All averages, control messages left out, on a wire that takes nine steps for one of all x."""
+    sent: Sent = {}
+
+    class Noting(comm):  # type: ignore[misc, valid-type]
+        def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
+            if x.ndim > 0 and out is not None and len(x) < 4080:
+                sent.setdefault(self.rank, []).append((len(x) - 1, self.now()))
+            return super().average(x, ranks, out)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("offbeat.sim.run.SimComm", Noting)
+    link = Link(bytes_per_second=2 * 3 / 4 * NBYTES / (9 * STEP_SECONDS), seconds=1e-5)
+    hardware = Cluster(layout=Layout.even(4, 4), step_seconds=STEP_SECONDS, link=link, **cluster)
+    run(make_strategy(spec), hardware, learners, [300] * 4, seed=0, nbytes=NBYTES)
+    return sent
+
+
+def test_small_tensors_are_averaged_in_most_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for sends in sends_of("lasgd", SmallAndLarge(4), monkeypatch).values():
+        small = [at for size, at in sends if size == 32 + 48 and 5.0 < at < 30.0]
+        assert len(small) > 0.55 * 250
+        numbers = sum(size for size, at in sends if 5.0 < at < 30.0)
+        assert numbers / 4080 * 9 > 0.97 * 250, "and the wire is full"
+
+
+def test_small_tensors_stay_in_their_parts_where_the_steps_of_merges_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spec in ("lasgd:fragments=18,delay=9", "lasgd:fragments=18,max_delay=0", "lasgd:fragments=18,every=9"):
+        sends = sends_of(spec, SmallAndLarge(4), monkeypatch)[0]
+        assert {size for size, _ in sends} <= {224, 240}, spec
+
+
+@pytest.mark.parametrize("slow", [{}, {2: 3.0}])
+@pytest.mark.parametrize("comm", [SimComm, LateOnTheWire])
+def test_small_tensors_never_leave_the_wire_dry(
+    slow: dict[int, float], comm: type[SimComm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they come back late they travel less often, alike on all ranks; the parts do not wait for them."""
+    late.clear()
+    sent = sends_of("lasgd", SmallAndLarge(4), monkeypatch, comm, stragglers=slow)
+    orders = [[size for size, _ in sends] for sends in sent.values()]
+    assert all(order == orders[0] for order in orders)
+    numbers = sum(size for size, at in sent[2] if 15.0 < at < 29.0)
+    assert numbers / 4080 * 9 > 0.9 * 140
+
+
+@pytest.mark.parametrize(
+    "spec", ["lasgd:fragments=9", "lasgd:fragments=9,wire_dtype=bfloat16", "lasgd:fragments=9,gradients=node"]
+)
+def test_small_tensors_keep_the_mean_and_the_bits(spec: str) -> None:
+    ends = []
+    for _ in range(2):
+        learners = SmallAndLarge(4)
+        link = Link(bytes_per_second=1e6, seconds=1e-4)
+        cluster = Cluster(layout=Layout.even(4, 4), step_seconds=0.01, link=link, jitter=0.2, stragglers={1: 1.5})
+        run(make_strategy(spec), cluster, learners, [80, 80, 80, 60], seed=0)
+        ends.append(learners)
+        mean = 1 + sum(learners.moved) / 4
+        tolerance = 1e-12 if "bfloat16" not in spec else 0.05
+        for replica in learners.replicas:
+            torch.testing.assert_close(replica.flats[0], mean, rtol=0, atol=tolerance)
+    assert torch.equal(ends[0].replicas[0].flats[0], ends[1].replicas[0].flats[0])
 
 
 def test_each_fragment_has_at_most_one_average_in_flight() -> None:

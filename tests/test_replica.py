@@ -148,3 +148,15 @@ def test_consensus_distance():
     for value, replica in enumerate(replicas):
         replica.flats[0][:3] = 2.0 * value
     assert consensus_distance(replicas) == pytest.approx(3**0.5)
+
+
+def test_the_smallest_tensors_are_set_apart_and_neighbours_stay_together() -> None:
+    replica = flatten(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(40, 30), nn.Linear(30, 2)))
+    small, rest = replica.set_apart(4 * (8 * 16 + 32 + 64))  # all but the weights of the first linear layer
+    assert [len(piece) for piece in rest.flats] == [1200]
+    assert [len(piece) for piece in small] == [32 + 3 * 16, 32 + 64 + 16 + 2 * 16]
+    pieces = sorted([*small, *rest.flats], key=lambda piece: piece.data_ptr())
+    assert torch.equal(torch.cat(pieces), replica.flats[0])
+    nothing, all_of_it = replica.set_apart(63)
+    assert nothing == ()
+    assert all_of_it is replica

@@ -14,6 +14,7 @@ by the rounding of a difference of a few steps:
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,10 @@ class Parcel:
 
     def __init__(self, part: Fragment, wire_dtype: str | None = None) -> None:
         self.sent_at = 0  # the step of the latest snapshot
-        self._letters = [Letter(x, wire_dtype) for x in part]
+        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for x in part:
+            alike.setdefault((x.dtype, x.device), []).append(x)
+        self._letters = [Letter(pieces, wire_dtype) for pieces in alike.values()]
         self._works: Sequence[Average] = ()
 
     @property
@@ -83,23 +87,29 @@ class Parcel:
 
 
 class Letter:
-    """The buffers of one contiguous piece of x; the last number on the wire says whether the sender still trains."""
+    """The buffers of pieces of x of one dtype, which travel as one; the last number on the wire says whether the sender
+    still trains."""
 
-    def __init__(self, x: Tensor, wire_dtype: str | None) -> None:
+    def __init__(self, pieces: Sequence[Tensor], wire_dtype: str | None) -> None:
+        x = pieces[0]
         wire = x.dtype if wire_dtype is None else getattr(torch, wire_dtype)
-        self._x = x
-        self._reference = x.clone() if wire != x.dtype and wire.itemsize <= x.dtype.itemsize else None
-        if self._reference is None:
-            wire = x.dtype
-        self._out, self._in = (torch.zeros(len(x) + 1, dtype=wire, device=x.device) for _ in range(2))
-        self._sent, self._mean = self._out[:-1], self._in[:-1]
+        narrow = wire != x.dtype and wire.itemsize <= x.dtype.itemsize
+        sizes = [len(piece) for piece in pieces]
+        self._out, self._in = (
+            torch.zeros(sum(sizes) + 1, dtype=wire if narrow else x.dtype, device=x.device) for _ in range(2)
+        )
+        sent, mean = (torch.split(buffer[:-1], sizes) for buffer in (self._out, self._in))
+        self._pieces = [
+            Piece(x, x.clone() if narrow else None, *buffers) for x, *buffers in zip(pieces, sent, mean, strict=True)
+        ]
         self._says_training = False
 
     def send(self, comm: Comm, ranks: Ranks, training: bool) -> Average:
-        if self._reference is None:
-            self._sent.copy_(self._x)
-        else:
-            subtract_(self._x, self._reference, out=self._sent)
+        for x, reference, sent, _ in self._pieces:
+            if reference is None:
+                sent.copy_(x)
+            else:
+                subtract_(x, reference, out=sent)
         if training != self._says_training:  # once or twice in a run: it is a kernel of its own
             self._out[-1] = float(training)
             self._says_training = training
@@ -113,22 +123,31 @@ class Letter:
         return bool(self._in[-1] > 0)
 
     def merge(self) -> None:
-        if self._reference is None:
-            add_difference_(self._x, self._mean, self._sent)
-        else:  # one after the other: their difference would be rounded to the wire's dtype again
-            self._x.add_(self._mean).sub_(self._sent)
-            self._reference.add_(self._mean)
+        for x, reference, sent, mean in self._pieces:
+            if reference is None:
+                add_difference_(x, mean, sent)
+            else:  # one after the other: their difference would be rounded to the wire's dtype again
+                x.add_(mean).sub_(sent)
+                reference.add_(mean)
 
     def adopt(self) -> None:
-        if self._reference is None:
-            self._x.copy_(self._mean)
-        else:
-            self._reference.add_(self._mean)
-            self._x.copy_(self._reference)
+        for x, reference, _, mean in self._pieces:
+            if reference is None:
+                x.copy_(mean)
+            else:
+                reference.add_(mean)
+                x.copy_(reference)
 
     def approach(self, weight: float) -> None:
         """Nothing moves, to the last bit, where the mean is x already."""
-        if self._reference is None:
-            self._x.lerp_(self._mean, weight)
-        else:
-            self._x.lerp_(self._reference.add_(self._mean), weight)
+        for x, reference, _, mean in self._pieces:
+            x.lerp_(mean if reference is None else reference.add_(mean), weight)
+
+
+class Piece(NamedTuple):
+    """A contiguous piece of x and, of the same length, what belongs to it."""
+
+    x: Tensor
+    reference: Tensor | None  # with a narrower wire
+    sent: Tensor
+    mean: Tensor

@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -103,6 +104,28 @@ class Replica:
                     fragment.append(flat[low:high])
             start += flat.nbytes
         return tuple(tuple(fragment) for fragment in fragments if fragment)
+
+    def set_apart(self, nbytes: int) -> tuple[Fragment, "Replica"]:
+        """Its smallest tensors, of together at most so many bytes, and the rest of x; neighbours are one view."""
+        starts = {(slot.flat, slot.offset) for slot in self.slots if math.prod(slot.shape)}
+        starts |= {(flat, 0) for flat in range(len(self.flats))}
+        ends = [(flat, len(buffer)) for flat, buffer in enumerate(self.flats)]
+        tensors = [
+            (flat, low, high) for (flat, low), (same, high) in pairwise(sorted([*starts, *ends])) if flat == same
+        ]
+        small, left = set(), nbytes
+        for tensor in sorted(tensors, key=lambda t: ((t[2] - t[1]) * self.flats[t[0]].element_size(), t)):
+            left -= (tensor[2] - tensor[1]) * self.flats[tensor[0]].element_size()
+            if left < 0:
+                break
+            small.add(tensor)
+        if not small:
+            return (), self
+        apart: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for (is_small, flat), run in groupby(tensors, key=lambda t: (t in small, t[0])):
+            neighbours = list(run)
+            apart[not is_small].append(self.flats[flat][neighbours[0][1] : neighbours[-1][2]])
+        return tuple(apart[0]), Replica(tuple(apart[1]))
 
     def describe(self) -> str:
         """Its tensors in a few words; equal if and only if names, shapes and dtypes are."""

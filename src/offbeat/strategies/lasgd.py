@@ -8,6 +8,9 @@ The corrections of all ranks add up to zero, so the mean over workers follows lo
 fragments, in turns: each has at most one average in flight (with two the recursion e' = e - e_delayed is only
 marginally stable), and the queue is just deep enough that the wire never runs dry, so that a fragment is merged a
 step or two after its snapshot. A late correction costs more than a rare one.
+
+The small tensors (convolutions, norms, biases, the last layer) are a few per cent of the bytes and weigh much more in
+what is learned. They travel together, after every few fragments: their average is new in about every step.
 """
 
 import math
@@ -24,13 +27,14 @@ from ..errors import BadInput
 from ..layout import Layout, Ranks
 from ..options import option
 from ..parcel import WIRE_DTYPES, Parcel
-from ..replica import Replica
-from ..strategy import Strategy
+from ..replica import Fragment, Replica
+from ..strategy import Strategy, training_flag
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
+SMALL_SHARE = 0.2  # of the wire, at most, for the small tensors that travel about every step
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 4  # that a part takes on the wire: smaller ones would be all latency
 
@@ -69,7 +73,11 @@ class LASGD(Strategy):
 
     def start(self, replica: Replica, comm: Comm) -> Steps:
         yield from super().start(replica, comm)
-        self._parcels: list[Parcel] = []
+        self._parcels: list[Parcel] = []  # in the order in which they take turns; that of small tensors several times
+        self._small: Parcel | None = None
+        self._awaits_small = self._was_awaited = False  # to send more, at the latest boundary: they are still in flight
+        self._rides = self._dry_rides = 0  # of the small tensors in this turn; those before which the wire ran dry
+        self._space_out: Work[Tensor] | None = None  # a flag: that was so in most of them, on some rank
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._turn = 0  # of the parcel that is sent next, the same on all ranks
         self._depth, self._deepened_at = 2, 0
@@ -99,7 +107,7 @@ class LASGD(Strategy):
         held_back, self._held_back = self._held_back, False
         while self._may_send(self._parcels[self._turn]):
             ran_dry = not self._queue
-            parcel = self._send(training=True)
+            parcel = yield from self._send(training=True)
             if held_back and self.gradients == "own":
                 self._could_be_late.add(parcel)
                 self._deepen_if_dry()
@@ -131,11 +139,13 @@ class LASGD(Strategy):
             yield from self._merge_oldest()
         some_train = True
         while some_train:  # the others, in the order in which they send
-            parcel = self._send(training=False)
+            parcel = yield from self._send(training=False)
             yield from parcel.receive()
             some_train = parcel.some_train
             parcel.merge()
             self._queue.clear()
+        if self._space_out is not None:
+            yield self._space_out
 
     def _is_due(self, parcel: Parcel) -> Generator[Work[Any], Any, bool]:
         late = self._steps - parcel.sent_at
@@ -152,10 +162,14 @@ class LASGD(Strategy):
     def _merge_oldest(self) -> Steps:
         parcel = self._queue.popleft()
         self._could_be_late.discard(parcel)
+        if parcel is self._small:
+            self._rides += 1
+            self._dry_rides += self._was_awaited and parcel.found_idle
         yield from parcel.receive()
         late = self._steps - parcel.sent_at
-        self.merges += 1
-        self.steps_late += late
+        if parcel is not self._small:
+            self.merges += 1
+            self.steps_late += late
         if late == 0:
             parcel.adopt()
         else:
@@ -164,6 +178,7 @@ class LASGD(Strategy):
     def _may_send(self, parcel: Parcel) -> bool:
         if parcel.in_flight or (self.delay is None and len(self._queue) >= self._depth):
             self._held_back = not parcel.in_flight and self._steps - parcel.sent_at >= self.every
+            self._awaits_small = parcel is self._small and parcel.in_flight
             return False
         if self.delay is None:
             return self._steps - parcel.sent_at >= self.every
@@ -172,8 +187,12 @@ class LASGD(Strategy):
         first = self.every + self._turn * interval // len(self._parcels)
         return self._steps >= first and (self._steps - first) % interval == 0 and parcel.sent_at < self._steps
 
-    def _send(self, *, training: bool) -> Parcel:
+    def _send(self, *, training: bool) -> Generator[Work[Any], Any, Parcel]:
+        if self._turn == 0 and self._small is not None:
+            yield from self._space_small_tensors()
         parcel = self._parcels[self._turn]
+        if parcel is self._small:
+            self._was_awaited, self._awaits_small = self._awaits_small, False
         self._turn = (self._turn + 1) % len(self._parcels)
         parcel.send(self.comm, self.comm.layout.ranks, self._steps, training=training)
         self._queue.append(parcel)
@@ -200,8 +219,38 @@ class LASGD(Strategy):
             self._depth = len(self._parcels)
 
     def _cut(self, fragments: int) -> None:
-        self._parcels = [Parcel(part, self.wire_dtype) for part in self.replica.fragments(fragments)]
-        self.parts = len(self._parcels)
+        small: Fragment = ()
+        rest = self.replica
+        self._spacing = PARTS_PER_STEP * self.every
+        if self.delay is None and self.max_delay != 0 and fragments > self._spacing:
+            small, rest = rest.set_apart(int(SMALL_SHARE * self._spacing * rest.nbytes / fragments))
+        self._large = [Parcel(part, self.wire_dtype) for part in rest.fragments(fragments)]
+        self._small = Parcel(small, self.wire_dtype) if small else None
+        self._take_turns()
+        self.parts = len(self._large)
+
+    def _take_turns(self) -> None:
+        """The first stays the first; the small tensors come after every `_spacing` others."""
+        self._parcels = []
+        for count, parcel in enumerate(self._large, start=1):
+            self._parcels.append(parcel)
+            if self._small is not None and count % self._spacing == 0:
+                self._parcels.append(self._small)
+
+    def _space_small_tensors(self) -> Steps:
+        """Once in a turn, alike on all ranks: they come half as often where others wait for them to be back and the
+        wire runs dry, as averages begin late or a rank is slow.
+
+        Nobody waits for the flag: the first parcel, sent after it, is back when its turn comes again.
+        """
+        flag: Tensor | None = (yield self._space_out) if self._space_out is not None else None
+        changes = flag is not None and flag.item() > 0
+        if changes:
+            self._spacing = min(2 * self._spacing, len(self._large))
+            self._take_turns()
+        ran_dry = not changes and 2 * self._dry_rides > self._rides  # counted in the old order it means nothing now
+        self._rides = self._dry_rides = 0
+        self._space_out = self.comm.average(training_flag(ran_dry), self.comm.layout.ranks)
 
     def _choose_fragments(self) -> Steps:
         """Once the time of a step is known on all ranks: as many parts as the wire carries, some in every step."""
