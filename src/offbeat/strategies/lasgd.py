@@ -10,7 +10,7 @@ marginally stable), and the queue is just deep enough that the wire never runs d
 step or two after its snapshot. A late correction costs more than a rare one.
 
 The small tensors (convolutions, norms, biases, the last layer) are a few per cent of the bytes and weigh much more in
-what is learned. They travel together, after every few fragments: their average is new in about every step.
+what is learned. They travel together, after every few fragments: their average is new in every second step.
 """
 
 import math
@@ -34,7 +34,8 @@ PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells h
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
-SMALL_SHARE = 0.2  # of the wire, at most, for the small tensors that travel about every step
+SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step
+MOST_DRY = 0.25  # of their rides, before they come half as often
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 4  # that a part takes on the wire: smaller ones would be all latency
 
@@ -221,7 +222,7 @@ class LASGD(Strategy):
     def _cut(self, fragments: int) -> None:
         small: Fragment = ()
         rest = self.replica
-        self._spacing = PARTS_PER_STEP * self.every
+        self._spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
         if self.delay is None and self.max_delay != 0 and fragments > self._spacing:
             small, rest = rest.set_apart(int(SMALL_SHARE * self._spacing * rest.nbytes / fragments))
         self._large = [Parcel(part, self.wire_dtype) for part in rest.fragments(fragments)]
@@ -248,7 +249,7 @@ class LASGD(Strategy):
         if changes:
             self._spacing = min(2 * self._spacing, len(self._large))
             self._take_turns()
-        ran_dry = not changes and 2 * self._dry_rides > self._rides  # counted in the old order it means nothing now
+        ran_dry = not changes and self._dry_rides > MOST_DRY * self._rides  # counted in the old order it means nothing now
         self._rides = self._dry_rides = 0
         self._space_out = self.comm.average(training_flag(ran_dry), self.comm.layout.ranks)
 
