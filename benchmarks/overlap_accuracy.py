@@ -33,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from offbeat.cost.calibrate_steps import one_after_the_other
 from offbeat.cost.device_profile import load_profile
 from offbeat.cost.fit import Fitted, fit
-from offbeat.cost.measured_step import RealStep
 from offbeat.cost.predict import predict
+from offbeat.cost.real_step import RealStep
 from offbeat.cost.step import StepTime, synchronous
 from offbeat.cost.subject import Subject, find_subject
 from offbeat.cost.zoo import references

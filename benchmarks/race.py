@@ -16,14 +16,16 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RIVALS = "benchmarks/rivals"
 
-TO_ACCURACY = (
-    "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --link 100mbit --step-seconds 0.1 "
+RACE = (
+    "--task fashion-mnist --model lenet --batch 16 --workers 4 --link 100mbit --step-seconds 0.1 "
     "--steps 240 --target-accuracy 0.82 --snapshots 30"
 )
+TO_ACCURACY, AT_HALF_THE_RATE = f"{RACE} --learning-rate 0.02", f"{RACE} --learning-rate 0.01"
 EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
 AVERAGES, PAIRS = "lasgd,lasgd:wire_dtype=bfloat16", "gossip,a2cid2"
 BEST_RIVALS = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
-BEST_RIVALS += f",{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
+DILOCO = f"{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
+BEST_RIVALS += f",{DILOCO}"
 ALL_RIVALS = ",".join(
     [
         BEST_RIVALS,
@@ -41,12 +43,15 @@ ALL_RIVALS = ",".join(
 CEILINGS = "--task fashion-mnist --model lenet --batch 2 --workers 4"
 GPU = (
     "--task fashion-mnist --model resnet18 --batch 128 --learning-rate 0.05 --bf16 --device cuda --workers 8 "
-    "--link 1gbit --steps 170 --target-accuracy 0.9 --snapshots 17"
+    "--link 1gbit --target-accuracy 0.9"
 )
 RACES = {
     "accuracy": f"{TO_ACCURACY} --strategies {AVERAGES},{ALL_RIVALS}",
     "accuracy-pairs": f"{TO_ACCURACY} --strategies {PAIRS}",
     "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
+    "averages": f"{TO_ACCURACY} --repeats 3 --strategies {AVERAGES},{DILOCO}",
+    "half-rate": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {AVERAGES},{DILOCO}",
+    "half-rate-ddp": f"{AT_HALF_THE_RATE} --strategies ddp",
     "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire
@@ -58,9 +63,11 @@ RACES = {
     "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
     "lasgd:gradients=node,every=100000,daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
-    "gpu": f"{GPU} --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,a2cid2,"
-    "a2cid2:topology=exponential,local_sgd:every=16,diloco:every=16,fragments=4,delay=3,ddp",
-    "gpu-daso": f"{GPU} --nodes 4 --strategies daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
+    "gpu": f"{GPU} --steps 340 --snapshots 34 --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,"
+    "a2cid2,a2cid2:topology=exponential,local_sgd:every=16,diloco:every=16,fragments=4,delay=3",
+    "gpu-ddp": f"{GPU} --steps 170 --snapshots 17 --strategies ddp",  # by then it is there
+    "gpu-daso": f"{GPU} --steps 170 --snapshots 17 --nodes 4 --strategies "
+    "daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
 }
 
 

@@ -81,11 +81,7 @@ def to_accuracy_table(
 ) -> list[str]:
     """All seeds of all races, the fastest strategy first. "Faster" compares medians over the seeds that both have."""
     target = races[0].record["target_accuracy"] if target is None else target
-    runs: dict[str, list[Run]] = {}
-    for race in races:
-        for strategy in race.strategies:
-            if strategy != "none" and only(strategy):
-                runs.setdefault(strategy, []).extend(race.runs(strategy))
+    runs = {strategy: own for strategy, own in newest_runs(races).items() if strategy != "none" and only(strategy)}
     times = {strategy: {seed_of(run): seconds_of(run, target) for run in runs[strategy]} for strategy in runs}
     rows = [
         f"| strategy | seconds to {target:.0%}, each seed | faster than `ddp` | throughput | wire | final accuracy |",
@@ -109,6 +105,15 @@ def to_accuracy_table(
             f"| {listed((run['accuracy'] for run in found), '{:.1%}'.format)} |"
         )
     return rows
+
+
+def newest_runs(races: Sequence[Race]) -> dict[str, list[Run]]:
+    """Of each strategy a run of each seed: the latest, where it was raced again."""
+    found: dict[str, dict[int, Run]] = {}
+    for race in sorted(races, key=lambda race: str(race.record["date"])):
+        for strategy in race.strategies:
+            found.setdefault(strategy, {}).update({seed_of(run): run for run in race.runs(strategy)})
+    return {strategy: [own[seed] for seed in sorted(own)] for strategy, own in found.items()}
 
 
 def seed_of(run: Run) -> int:
@@ -177,7 +182,7 @@ def blocks() -> dict[str, list[str]]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     accuracy = [race for name in ("accuracy", "accuracy-pairs", "seeds") if (race := Race.read(name)) is not None]
     straggler = Race.read("straggler")
-    gpu = [race for name in ("gpu", "gpu-daso") if (race := Race.read(name)) is not None]
+    gpu = [race for name in ("gpu", "gpu-ddp", "gpu-daso") if (race := Race.read(name)) is not None]
     ceilings = [
         race
         for name in ("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")

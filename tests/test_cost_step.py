@@ -42,10 +42,10 @@ def test_phases_add_up_and_the_host_may_be_the_later() -> None:
     assert quick.seconds == len(step.ops)
     assert quick.forward_seconds == len(step.of("forward"))
     assert quick.optimizer_seconds == len(step.of("optimizer"))
-    slow_host = time_step(step, [1.0] * len(step.ops), dispatch_seconds=3.0)
-    assert slow_host.seconds == 3 * len(step.ops) + 1, "the device waits for every launch"
-    one_long = time_step(step, [100.0, *[1.0] * (len(step.ops) - 1)], dispatch_seconds=3.0)
-    assert one_long.seconds == max(3 + 100 + len(step.ops) - 1, 3 * len(step.ops) + 1), "the host gets ahead meanwhile"
+    slow_host = time_step(step, [1.0] * len(step.ops), [3.0] * len(step.ops))
+    assert slow_host.seconds == 3 * len(step.ops), "the device waits for every launch"
+    one_long = time_step(step, [100.0, *[1.0] * (len(step.ops) - 1)], [3.0] * len(step.ops))
+    assert one_long.seconds == max(100 + len(step.ops) - 1, 3 * len(step.ops)), "the host gets ahead meanwhile"
 
 
 def test_buckets_are_those_of_torch() -> None:

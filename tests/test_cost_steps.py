@@ -15,20 +15,21 @@ from torch import nn
 
 from offbeat.cost import trace
 from offbeat.cost.calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
-from offbeat.cost.host import StepTiming
+from offbeat.cost.host import PhaseTiming, StepTiming
 from offbeat.cost.kernel import Kernel, Ref, Spec
-from offbeat.cost.learned_profile import kernels_file
-from offbeat.cost.measured_step import RealStep
-from offbeat.cost.profile import Profile
+from offbeat.cost.profile import Profile, Timing
 from offbeat.cost.random_models import random_models
-from offbeat.cost.reuse import FURTHER, NEAREST, Touched, nearness
+from offbeat.cost.real_step import RealStep
+from offbeat.cost.reuse import CACHES, Touched, nearness
 from offbeat.cost.subject import Subject, find_subject
-from offbeat.cost.timed_step import Visit, visit
-from offbeat.cost.timing import Timing
+from offbeat.cost.timed_step import Timed, visit
+from offbeat.cost.trace import Platform
+from offbeat.cost.visits import CallTimes, Visit
 from offbeat.cost.zoo import learned_from, references
 from offbeat.errors import OffbeatError
 
 CPU = torch.device("cpu")
+NEAREST, FURTHER = CACHES["cpu"]
 ONCE = partial(visit, fewest=1, most=1)
 
 
@@ -53,14 +54,14 @@ def test_what_was_just_written_is_near_and_what_was_long_ago_is_far() -> None:
         touching((2, small), (6, small)),  # before the large one
         touching((6, small), (7, small)),
     ]
-    assert nearness(kernels, touched) == [(0, 0), (8, 0), (0, 0), (0, 0), (8, 0)]
+    assert nearness(kernels, touched, CACHES["cpu"]) == [(0, 0), (8, 0), (0, 0), (0, 0), (8, 0)]
 
 
 def test_between_near_and_far_there_is_a_cache() -> None:
     some = (NEAREST + FURTHER) // 8
     kernels = [copy(some), copy(some), copy(some)]
     touched = [touching((1, some), (2, some)), touching((3, some), (4, some)), touching((2, some), (5, some))]
-    assert nearness(kernels, touched)[2] == (0, 8)
+    assert nearness(kernels, touched, CACHES["cpu"])[2] == (0, 8)
 
 
 def test_a_small_step_finds_its_weights_in_the_cache() -> None:
@@ -75,12 +76,16 @@ def test_a_small_step_finds_its_weights_in_the_cache() -> None:
     assert product.call == product.signature.removesuffix(" near=8,0")
 
 
-def test_on_a_gpu_kernels_are_not_told_apart_by_caches() -> None:
-    step = trace(
-        lambda: nn.Linear(8, 8), torch.zeros(2, 8), None, loss=lambda out, _: out.mean(),
-        optimizer=partial(torch.optim.SGD, lr=0.1), platform="cuda",
-    )  # fmt: skip
-    assert {op.kernel.near for op in step.ops} == {(0, 0)}
+def test_a_gpu_has_larger_caches() -> None:
+    def near(platform: Platform) -> tuple[int, int]:
+        step = trace(
+            lambda: nn.Linear(500, 500), torch.zeros(2, 500), None, loss=lambda out, _: out.mean(),
+            optimizer=partial(torch.optim.SGD, lr=0.1), platform=platform,
+        )  # fmt: skip
+        return next(op.kernel.near for op in step.ops if op.kind == "matmul")
+
+    assert near("cpu") == (0, 8)
+    assert near("cuda") == (8, 0)
 
 
 def test_near_survives_json() -> None:
@@ -103,12 +108,10 @@ def test_a_visit_times_the_operations_of_the_trace(name: str) -> None:
 
 def test_timing_changes_no_number() -> None:
     """The parts of a convolution's backward are computed one by one, and must be what they are at once."""
-    from offbeat.cost.timed_step import _Timed
-
     subject = find_subject("cnn", platform="cpu", input_shape=(3, 16, 16))
     plain, timed = RealStep(subject, 2, CPU), RealStep(subject, 2, CPU)
     plain()
-    with _Timed(split=True):
+    with Timed(split=True):
         timed()
     for one, other in zip(plain.model.parameters(), timed.model.parameters(), strict=True):
         assert one.grad is not None
@@ -126,29 +129,28 @@ def test_a_real_step_can_be_repeated_for_ever() -> None:
 
 
 def test_parts_of_a_call_sum_up_to_what_they_take_at_once() -> None:
-    from offbeat.cost.timed_step import _Call
-
-    gradients = _Call(range(2))
+    gradients = CallTimes(range(2))
     for seconds in ((1.0, 3.0), (3.2,), (1.0, 3.0), (3.2,)):
         gradients.add(seconds)
     assert gradients.ops() == pytest.approx([0.8, 2.4])
-    view = _Call(range(0))
+    view = CallTimes(range(0))
     view.add((1.0,))
     assert view.ops() == []
 
 
 def test_times_are_given_at_the_usual_speed() -> None:
     kernels = (copy(8), copy(16))
-    slow = Visit(2.0, kernels, (0.5, 1.0), reference_seconds=0.2)
-    assert slow.at_speed_of(0.1) == Visit(1.0, kernels, (0.25, 0.5), 0.1)
+    slow = Visit(2.0, (1.0, 0.5, 0.5), kernels, (0.5, 1.0), reference_seconds=0.2)
+    assert slow.at_speed_of(0.1) == Visit(1.0, (0.5, 0.25, 0.25), kernels, (0.25, 0.5), 0.1)
 
 
 def test_the_usual_speed_is_that_of_the_median_visit() -> None:
-    steps = {str(beside): StepTiming(1.0, 0.5, (1, 1, 1), 8, beside) for beside in (0.1, 0.2, 0.4)}
+    forward = {"forward": PhaseTiming(0.5, {"copy": 1}, 8, 0)}
+    steps = {str(beside): StepTiming(1.0, forward, beside) for beside in (0.1, 0.2, 0.4)}
     found = at_usual_speed(Profile("x", {}, {copy(8): Timing(0.25, 0.0, 3)}, steps, reference_seconds=0.1))
     assert found.reference_seconds == 0.2
     assert found.timings[copy(8)].seconds == 0.5
-    assert {(step.seconds, step.ops_seconds) for step in found.steps.values()} == {(2.0, 1.0)}
+    assert {(step.seconds, step.phases["forward"].host_seconds) for step in found.steps.values()} == {(2.0, 1.0)}
     assert at_usual_speed(Profile("x", {})) == Profile("x", {})
 
 
@@ -162,14 +164,23 @@ def test_a_step_that_is_not_what_was_traced_is_refused(tmp_path: Path) -> None:
         visit_models([case], tmp_path / "part", references=[], visiting=other)
 
 
-def test_what_was_measured_with_autocast_is_kept_apart() -> None:
-    assert kernels_file(Path("x/cpu.json")).name == "cpu.kernels.part"
-    assert kernels_file(Path("x/cpu.json"), bf16=True).name == "cpu.bf16.kernels.part"
+def test_a_few_steps_that_are_not_what_was_traced_are_left_out(tmp_path: Path) -> None:
+    """A new version of torch may issue one layer in another way: that is no reason to measure nothing."""
+    subject = next(learned_from("cpu"))
+    cases = [(subject, batch) for batch in range(1, 13)]
+
+    def once_other(step: RealStep, reference: Callable[[], None]) -> Visit:
+        found = ONCE(step, reference)
+        return replace(found, kernels=found.kernels[::-1]) if step.samples == 3 else found
+
+    found = visit_models(cases, tmp_path / "part", references=[], visiting=once_other)
+    assert case_name(subject, 3) not in found.steps
+    assert len(found.steps) == 11
 
 
 def test_random_models_follow_the_seed_fit_the_limit_and_can_be_run() -> None:
     def some(seed: int) -> list[Case]:
-        return list(itertools.islice(random_models(seed=seed, most_flops=1e8), 12))
+        return list(itertools.islice(random_models(seed=seed, platform="cpu", most_flops=1e8), 12))
 
     first, again, other = some(0), some(0), some(1)
     signatures = [

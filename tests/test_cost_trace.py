@@ -18,7 +18,6 @@ from offbeat.cost import Op, TracedStep, trace, trace_task
 from offbeat.cost.arguments import spec_of
 from offbeat.cost.op import LOSS, OPTIMIZER
 from offbeat.cost.recorder import Recorder
-from offbeat.cost.replay import replay
 from offbeat.errors import BadInput
 from offbeat.train.models import GPT, MODELS, cnn
 from offbeat.train.task import cross_entropy
@@ -426,22 +425,6 @@ def test_tasks_are_traced_at_any_batch(tmp_path: Path) -> None:
     assert trace_task(task).batch == task.batch
     with pytest.raises(BadInput, match="a batch of 0 samples"):
         trace_task(task, batch=0)
-
-
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-@pytest.mark.parametrize("name", ["mlp", "resnet8", "gpt", "layers"])
-def test_every_kernel_can_be_called_again(name: str, autocast: torch.dtype | None) -> None:
-    kernels = {op.kernel for op in traced(name, optimizer=AdamW, autocast=autocast).ops}
-    assert len(kernels) > 20
-    for kernel in kernels:
-        result = replay(kernel)()
-        made = [
-            spec_of(part) for part in (result if isinstance(result, (tuple, list)) else [result]) if part is not None
-        ]
-        if not kernel.written:
-            assert made[0].shape == kernel.outputs[0].shape, kernel.signature
-            if kernel.operator != "native_group_norm_backward":  # torch's fake one is wrong about the type
-                assert made[0] == kernel.outputs[0], kernel.signature
 
 
 class Mean(nn.Module):

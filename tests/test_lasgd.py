@@ -147,10 +147,10 @@ def sends_of(
     return sent
 
 
-def test_small_tensors_are_averaged_in_most_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tensors_are_averaged_every_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for sends in sends_of("lasgd", SmallAndLarge(4), monkeypatch).values():
         small = [at for size, at in sends if size == 32 + 48 and 5.0 < at < 30.0]
-        assert len(small) > 0.55 * 250
+        assert len(small) > 0.35 * 250
         numbers = sum(size for size, at in sends if 5.0 < at < 30.0)
         assert numbers / 4080 * 9 > 0.97 * 250, "and the wire is full"
 

@@ -466,8 +466,7 @@ def plan(**given: Any) -> None:
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="[among the profiles of Offbeat]")
 @click.option("--minutes", type=float, default=8.0, show_default=True, help="at most, all in all; 10 or fewer")
 @click.option("--workers", type=int, help="also time all-reduces among so many local workers [no]")
-@click.option("--bf16", is_flag=True, help="kernels as under autocast to bfloat16")
-@click.option("--per-kind", type=int, help="most kernels of one class, on a GPU [300]")
+@click.option("--bf16/--no-bf16", default=None, help="also under autocast to bfloat16 [on a GPU]")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--quiet", is_flag=True, help="no progress, no summary")
 def calibrate(**given: Any) -> None:

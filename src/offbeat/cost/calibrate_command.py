@@ -14,16 +14,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import BadInput, unknown
 from ..report.table import counted, percent
-from .calibrate import device_name
 from .device_profile import PROFILES, DeviceProfile
 from .fit import Fitted, fit
 from .kernel import SHORT
 from .learned_profile import Calibration, Step, learned_profile
 from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
+from .profile_at import device_name
 from .trace import PLATFORMS, Platform
 
 MOST_MINUTES = 10.0
-PER_KIND = 300
 
 
 def calibrate(
@@ -33,8 +32,7 @@ def calibrate(
     out: Path | None,
     minutes: float,
     workers: int | None,
-    bf16: bool,
-    per_kind: int | None,
+    bf16: bool | None,
     seed: int,
     quiet: bool,
     under_launcher: bool = False,
@@ -42,10 +40,6 @@ def calibrate(
     platform = _platform(device)
     if not 0 < minutes <= MOST_MINUTES:
         raise BadInput(f"--minutes {minutes} does not fit: it must be above 0 and at most {MOST_MINUTES:g}")
-    if per_kind is not None and per_kind < 1:
-        raise BadInput(f"--per-kind {per_kind} does not fit: it must be at least 1")
-    if per_kind is not None and platform == "cpu":
-        raise BadInput(f"--per-kind {per_kind} is for a GPU: on a CPU whole steps are timed, so leave it out")
     chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if platform == "cuda" else torch.device("cpu")
     path = out or PROFILES / f"{name or slug(chosen)}.json"
     if not os.access(path.parent, os.W_OK):
@@ -63,9 +57,8 @@ def calibrate(
                 device=chosen,
                 path=path,
                 minutes=minutes,
-                bf16=bf16,
+                bf16=platform == "cuda" if bf16 is None else bf16,
                 seed=seed,
-                per_kind=PER_KIND if per_kind is None else per_kind,
             )
             profile = learned_profile(how, fitted, step)
             profile.save(path)

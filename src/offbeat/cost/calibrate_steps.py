@@ -11,18 +11,23 @@ from pathlib import Path
 import torch
 
 from ..errors import OffbeatError
-from .calibrate import SAVE_EVERY_SECONDS, profile_at
 from .host import step_timing
-from .kernel import Kernel
-from .measured_step import RealStep
-from .profile import Profile
+from .kernel import SHORT, Kernel
+from .profile import Profile, Timing
+from .profile_at import profile_at
+from .real_step import RealStep
 from .subject import Subject
-from .timed_step import Visit, visit
-from .timing import Timing
-from .trace import TracedStep
+from .timed_step import visit
+from .trace import Platform, TracedStep
+from .visits import Visit
 
+SAVE_EVERY_SECONDS = 10.0
+MOST_UNLIKE = 0.1  # of the visits
+
+CPU = torch.device("cpu")
 Case = tuple[Subject, int]  # and the batch
 Progress = Callable[[int, Case], None]  # (visited, the one just visited)
+Visiting = Callable[[RealStep, Callable[[], None]], Visit]
 
 
 def visit_models(
@@ -30,13 +35,14 @@ def visit_models(
     path: Path,
     *,
     references: Iterable[Case],
+    device: torch.device = CPU,
     at_most_seconds: float = inf,
     progress: Progress | None = None,
-    visiting: Callable[[RealStep, Callable[[], None]], Visit] = visit,
+    visiting: Visiting = visit,
 ) -> Profile:
     """Visit the models into the profile at `path`; those that it has already are not visited again."""
-    device = torch.device("cpu")
     began = saved = time.monotonic()
+    unlike = list[str]()
     profile = profile_at(path, device)
     beside = one_after_the_other(references)
     for number, (subject, batch) in enumerate(cases, 1):
@@ -45,19 +51,27 @@ def visit_models(
         name = case_name(subject, batch)
         if name not in profile.steps:
             found = visiting(RealStep(subject, batch, device), beside)
-            _add(profile, name, subject.at(batch), found)
+            if _like(subject.at(batch), found):
+                _add(profile, name, subject.at(batch), found, subject.platform)
+            else:
+                unlike.append(name)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 profile.save(path)
                 saved = time.monotonic()
         if progress is not None:
             progress(number, (subject, batch))
     profile.save(path)
+    if len(unlike) > MOST_UNLIKE * len(profile.steps):
+        raise OffbeatError(
+            f"{unlike[0]}: a real step does not issue the operations of its trace, so they cannot be timed "
+            f"({len(unlike)} such steps, {len(profile.steps)} others)"
+        )
     return profile
 
 
 def one_after_the_other(cases: Iterable[Case]) -> Callable[[], None]:
     """A step of each."""
-    steps = [RealStep(subject, batch, torch.device("cpu")) for subject, batch in cases]
+    steps = [RealStep(subject, batch, CPU) for subject, batch in cases]
 
     def all_of_them() -> None:
         for step in steps:
@@ -67,7 +81,7 @@ def one_after_the_other(cases: Iterable[Case]) -> Callable[[], None]:
 
 
 def case_name(subject: Subject, batch: int) -> str:
-    return f"{subject.name}, batch {batch}"
+    return f"{subject.name}, batch {batch}" + ("" if subject.autocast is None else f", {SHORT[subject.autocast]}")
 
 
 def in_turns(some: Iterable[Case], endless: Iterator[Case]) -> Iterator[Case]:
@@ -84,25 +98,24 @@ def at_usual_speed(profile: Profile) -> Profile:
         return profile
     usual = statistics.median(step.reference_seconds for step in profile.steps.values())
     share = usual / profile.reference_seconds
-    steps = {
-        name: replace(step, seconds=step.seconds * share, ops_seconds=step.ops_seconds * share)
-        for name, step in profile.steps.items()
-    }
+    steps = {name: step.slower(share) for name, step in profile.steps.items()}
     timings = {kernel: replace(each, seconds=each.seconds * share) for kernel, each in profile.timings.items()}
     return replace(profile, timings=timings, steps=steps, reference_seconds=usual)
 
 
-def _add(profile: Profile, name: str, trace: TracedStep, found: Visit) -> None:
+def _like(trace: TracedStep, found: Visit) -> bool:
+    """By class: attention has other names on other devices."""
+    return [(each.kind, each.part) for each in trace.kernels] == [(each.kind, each.part) for each in found.kernels]
+
+
+def _add(profile: Profile, name: str, trace: TracedStep, found: Visit, platform: Platform) -> None:
     """At the speed of the first visit. A kernel's time is the mean over its places: a step is made of their sum."""
-    issued, traced = ([(kernel.name, kernel.part) for kernel in each] for each in (found.kernels, trace.kernels))
-    if issued != traced:
-        raise OffbeatError(f"{name}: a real step does not issue the operations of its trace, so they cannot be timed")
     beside, profile.reference_seconds = found.reference_seconds, profile.reference_seconds or found.reference_seconds
     found = found.at_speed_of(profile.reference_seconds)
-    profile.steps[name] = step_timing(trace.ops, found.seconds, sum(found.ops), beside)
+    profile.steps[name] = step_timing(trace.ops, found, platform, beside)
     places: dict[Kernel, list[float]] = defaultdict(list)
     for op, seconds in zip(trace.ops, found.ops, strict=True):
-        if op.nbytes:
+        if op.nbytes and seconds:
             places[op.kernel].append(seconds)
     for kernel, taken in places.items():
         before = profile.timings.get(kernel)

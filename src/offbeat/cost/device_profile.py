@@ -21,7 +21,7 @@ from .kernel_model import KernelModel
 from .roofline import Device
 from .trace import PLATFORMS, Platform
 
-VERSION = 1
+VERSION = 2
 PROFILES = Path(__file__).parent / "profiles"
 Label = Literal["roofline", "calibrated"]
 _DTYPES = {short: dtype for dtype, short in SHORT.items()}
@@ -37,7 +37,7 @@ class DeviceProfile:
     band: tuple[float, float]  # where nothing was learned
     local: Link  # of each worker to the others of its node
     kernels: KernelModel | None = None
-    host: Host | None = None  # what a CPU does beside its kernels, where that was measured
+    host: Host | None = None  # what the host does beside the kernels, where that was measured
     all_reduce: Fitted | None = None  # across workers, where that was measured
     reference_seconds: float | None = None  # of the calibration's references, in the median: how fast the CPU was
     setup: Mapping[str, Any] = field(default_factory=dict)  # torch's version and flags when it was measured

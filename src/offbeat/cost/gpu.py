@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 # The operations that CUDA's autocast does in float32 and the CPU's does not, as far as models use them:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 _IN_FLOAT32 = {
-    "layer_norm", "group_norm", "softmax", "log_softmax", "softmin", "cross_entropy", "nll_loss", "softplus",
+    "layer_norm", "group_norm", "softmax", "log_softmax", "softmin", "nll_loss", "softplus",
     "normalize", "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "__pow__", "__rpow__", "reciprocal", "rsqrt",
     "norm", "cosine_similarity", "cosine_embedding_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "kl_div",
     "poisson_nll_loss", "hinge_embedding_loss", "triplet_margin_loss", "soft_margin_loss", "cdist", "dist",
@@ -27,6 +27,7 @@ _IN_FLOAT32 = {
 }  # fmt: skip
 _SUMMED_IN_FLOAT32 = {"sum", "prod", "cumsum", "cumprod"}  # the kernel widens as it reads: there is no cast
 
+_CROSS_ENTROPY = F.cross_entropy
 _ATTENTION, _DROPOUT = F.scaled_dot_product_attention, (F.dropout, torch.dropout)  # torch's own, also while wrapped
 
 
@@ -52,11 +53,24 @@ def call_like_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if func in _DROPOUT:
         return _dropout(func, args, kwargs)
     if torch.is_autocast_enabled("cpu"):
+        if func is _CROSS_ENTROPY:
+            return _cross_entropy(*args, **kwargs)
         if name in _IN_FLOAT32:
             args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs))
         elif name in _SUMMED_IN_FLOAT32 and _narrow(args[0]):
             kwargs = {"dtype": torch.float32, **kwargs}
     return func(*args, **kwargs)
+
+
+def _cross_entropy(inputs: Tensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    """A GPU takes the logarithms as they come, and widens them for the loss; the CPU widens first."""
+    smooth = (args[4] if len(args) > 4 else kwargs.get("label_smoothing", 0.0)) > 0
+    if smooth or target.is_floating_point():
+        return _CROSS_ENTROPY(_widened(inputs), target, weight, *args, **kwargs)
+    kwargs = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
+    with torch.autocast("cpu", enabled=False):
+        logarithms = F.log_softmax(inputs, dim=min(1, inputs.dim() - 1))
+        return F.nll_loss(_widened(logarithms), target, weight, *args[:4], **kwargs)
 
 
 def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

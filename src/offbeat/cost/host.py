@@ -1,75 +1,152 @@
-"""Host: what a CPU does beside the operations of a step, learned from real ones.
+"""Host: what the host does in a step beside the kernels, learned from real ones.
 
-Python, modules and views in forward, autograd's engine in backward, and the allocator, in proportion to what is made:
+Python, modules and views in forward, autograd's engine in backward, the allocator in proportion to what is made, lists
+of tensors in an optimizer. On a CPU that comes on top of the operations; a GPU does them meanwhile:
 
-    step = sum of operations + sum over phases of n h + bytes made * m        (m >= 0)
+    CPU:  a phase's seconds - the sum of its operations = host         GPU:  what the host takes to issue a phase = host
+    host = h0[phase] + sum over operations of (h[phase] + g[phase, class]) + bytes made * m + tensors in lists * l
 
-by least relative deviations, since some steps are disturbed. h may be a little below 0: operations were timed with
-what it takes to call them from Python, which autograd does not do.
+by least deviations, relative to the step, since some steps are disturbed; g is kept small where steps tell little about
+it. On a CPU h may be below 0: operations were timed with what a call from Python takes, which autograd does not do.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .op import PHASES, Op
+from .trace import Platform
+from .visits import Visit
 
-LEAST_MICROSECONDS = -4.0
-ROUNDS, LEAST_ERROR = 30, 0.01  # of reweighting: an error below counts as that one
+LEAST_MICROSECONDS: Mapping[Platform, float] = {"cpu": -4.0, "cuda": 0.0}  # of h
+LEAST_OF_A_CLASS = -30.0  # microseconds, of g
+PULL = 0.001  # on g, per microsecond: as a relative error of every step
+ROUNDS, LEAST_ERROR = 30, 0.005  # of reweighting: an error below counts as that one
+LISTS = ("foreach", "optimizer")
+
+
+@dataclass(frozen=True)
+class PhaseTiming:
+    """The host's part in one phase of a real step, and what the phase consists of."""
+
+    host_seconds: float
+    calls: Mapping[str, int]  # of each class
+    made_bytes: int  # of fresh tensors
+    listed: int  # tensors in lists
 
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A real step, and what it consists of."""
+    """A real step."""
 
     seconds: float
-    ops_seconds: float  # of its operations, one by one
-    ops: tuple[int, ...]  # in each phase
-    made_bytes: int  # of fresh tensors
+    phases: Mapping[str, PhaseTiming]
     reference_seconds: float  # of the references' steps, meanwhile
+
+    def slower(self, times: float) -> "StepTiming":
+        phases = {name: replace(each, host_seconds=each.host_seconds * times) for name, each in self.phases.items()}
+        return replace(self, seconds=self.seconds * times, phases=phases)
 
 
 @dataclass(frozen=True)
 class Host:
-    forward_seconds: float  # per operation
-    backward_seconds: float
-    optimizer_seconds: float
-    made_seconds: float  # per byte
+    """In seconds."""
 
-    def seconds_of(self, op: Op) -> float:
-        per_op = {"forward": self.forward_seconds, "backward": self.backward_seconds}
-        made = sum(spec.nbytes for spec in op.kernel.outputs)
-        return per_op.get(op.phase, self.optimizer_seconds) + made * self.made_seconds
+    phases: Mapping[str, float] = field(default_factory=dict)  # once in a step
+    calls: Mapping[str, float] = field(default_factory=dict)  # per operation, by phase
+    classes: Mapping[str, float] = field(default_factory=dict)  # beside that, by phase and class
+    made_seconds: float = 0.0  # per byte
+    listed_seconds: float = 0.0  # per tensor
+
+    def seconds_of(self, ops: Sequence[Op]) -> list[float]:
+        """Of each operation of a step; what a phase takes once is in its first."""
+        found, begun = list[float](), set[str]()
+        for op in ops:
+            once = 0.0 if op.phase in begun else self.phases.get(op.phase, 0.0)
+            begun.add(op.phase)
+            own = self.calls.get(op.phase, 0.0) + self.classes.get(f"{op.phase} {_class(op)}", 0.0)
+            found.append(once + own + _made(op) * self.made_seconds + _listed(op) * self.listed_seconds)
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, read: Mapping[str, float]) -> "Host":
+    def from_dict(cls, read: Mapping[str, Any]) -> "Host":
         return cls(**read)
 
 
-def step_timing(ops: Sequence[Op], seconds: float, ops_seconds: float, reference_seconds: float) -> StepTiming:
-    counts = tuple(sum(op.phase == phase for op in ops) for phase in PHASES)
-    made = sum(spec.nbytes for op in ops for spec in op.kernel.outputs)
-    return StepTiming(seconds, ops_seconds, counts, made, reference_seconds)
+def step_timing(ops: Sequence[Op], found: Visit, platform: Platform, reference_seconds: float) -> StepTiming:
+    phases: dict[str, PhaseTiming] = {}
+    for phase, seconds in zip(PHASES, found.phases, strict=True):
+        own = [op for op in ops if op.phase == phase]
+        busy = sum(taken for op, taken in zip(ops, found.ops, strict=True) if op.phase == phase)
+        phases[phase] = PhaseTiming(
+            seconds - busy if platform == "cpu" else seconds,
+            dict(sorted(Counter(map(_class, own)).items())),
+            sum(map(_made, own)),
+            sum(map(_listed, own)),
+        )
+    return StepTiming(found.seconds, phases, reference_seconds)
 
 
-def fit_host(steps: Sequence[StepTiming]) -> Host:
+def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:
     from scipy.optimize import lsq_linear  # half a second that only fitting needs
 
     if not steps:
-        return Host(0.0, 0.0, 0.0, 0.0)
-    seconds = np.array([step.seconds for step in steps])
-    rows = np.array([[*(1e-6 * count for count in step.ops), 1e-9 * step.made_bytes] for step in steps])
-    rows /= seconds[:, None]
-    wanted = 1 - np.array([step.ops_seconds for step in steps]) / seconds
-    weights, found = np.ones(len(steps)), np.zeros(4)
-    least = [LEAST_MICROSECONDS] * len(PHASES) + [0.0]
+        return Host()
+    once = [f"once {phase}" for phase in PHASES]
+    each = [f"each {phase}" for phase in PHASES]
+    classes = sorted({f"{phase} {name}" for step in steps for phase, own in step.phases.items() for name in own.calls})
+    names = [*once, *each, *classes, "made", "listed"]
+    rows, wanted = list[list[float]](), list[float]()
+    for step in steps:
+        for phase, timing in step.phases.items():
+            amounts = _amounts(phase, timing)
+            rows.append([amounts.get(name, 0.0) / step.seconds for name in names])
+            wanted.append(timing.host_seconds / step.seconds)
+    pull = PULL * np.sqrt(len(rows)) * np.eye(len(names))[[name in classes for name in names]]
+    least = [_least(name, platform) for name in names]
+    table, goal = np.array(rows), np.array(wanted)
+    weights, found = np.ones(len(rows)), np.zeros(len(names))
     for _ in range(ROUNDS):
-        found = lsq_linear(rows * weights[:, None], wanted * weights, (least, np.inf)).x
-        weights = 1 / np.sqrt(np.maximum(LEAST_ERROR, np.abs(rows @ found - wanted)))
-    forward, backward, optimizer, made = (float(value) for value in found)
-    return Host(1e-6 * forward, 1e-6 * backward, 1e-6 * optimizer, 1e-9 * made)
+        weighted = np.concatenate([table * weights[:, None], pull])
+        found = lsq_linear(weighted, np.concatenate([goal * weights, np.zeros(len(pull))]), (least, np.inf)).x
+        weights = 1 / np.sqrt(np.maximum(LEAST_ERROR, np.abs(table @ found - goal)))
+    seconds = dict(zip(names, (1e-6 * float(value) for value in found), strict=True))
+    return Host(
+        {phase: seconds[f"once {phase}"] for phase in PHASES},
+        {phase: seconds[f"each {phase}"] for phase in PHASES},
+        {name: seconds[name] for name in classes},
+        1e-3 * seconds["made"],
+        seconds["listed"],
+    )
+
+
+def _amounts(phase: str, timing: PhaseTiming) -> dict[str, float]:
+    """In microseconds, or nanoseconds per byte, so that all unknowns are of about the same size."""
+    calls = {f"{phase} {name}": 1e-6 * count for name, count in timing.calls.items()}
+    shared = {f"once {phase}": 1e-6, f"each {phase}": 1e-6 * sum(timing.calls.values())}
+    return calls | shared | {"made": 1e-9 * timing.made_bytes, "listed": 1e-6 * timing.listed}
+
+
+def _least(name: str, platform: Platform) -> float:
+    if name.startswith("each "):
+        return LEAST_MICROSECONDS[platform]
+    return 0.0 if name.startswith("once ") or name in ("made", "listed") else LEAST_OF_A_CLASS
+
+
+def _class(op: Op) -> str:
+    """The parts of a convolution's backward are one call, so they are told apart."""
+    return f"{op.kind}/{op.kernel.part}" if op.kernel.part else op.kind
+
+
+def _made(op: Op) -> int:
+    return sum(spec.nbytes for spec in op.kernel.outputs)
+
+
+def _listed(op: Op) -> int:
+    return len(op.kernel.inputs) if op.kind in LISTS else 0

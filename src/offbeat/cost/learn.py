@@ -19,9 +19,9 @@ from .counts import bytes_of, flops_of
 from .features import operator_of, table
 from .kernel import SHORT, Kernel
 from .kernel_model import ClassModel, KernelModel
+from .profile import Timing
 from .residual import Both, Way, learn
 from .roofline import MATRIX_KINDS, Device, compute_seconds, memory_seconds
-from .timing import Timing
 from .trace import TracedStep
 
 Timings = Mapping[Kernel, Timing]

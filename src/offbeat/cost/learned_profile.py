@@ -1,7 +1,7 @@
 """learned_profile: measure a device, learn from that, and judge what was learned.
 
-On a CPU real steps are made, and their operations timed in place: its caches are large, and what an operation finds
-there depends on those before it. On a GPU, where the host only issues kernels, they are timed one by one.
+Real steps of models are made, and their operations timed in place: what an operation finds in the caches depends on
+those before it. The models that it is judged by are visited in turns with those that it learns from.
 """
 
 import itertools
@@ -16,31 +16,24 @@ import torch
 from ..errors import BadInput
 from ..malloc import keep_freed_memory
 from ..sim.network import Link
-from .calibrate import calibrate as measure
-from .calibrate import device_name, setup_of
-from .calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
+from .calibrate_steps import Case, Visiting, at_usual_speed, case_name, in_turns, visit_models
 from .device_profile import DeviceProfile
 from .fit import Fitted
-from .host import fit_host
-from .kernel import Kernel
-from .layers import random_kernels
+from .gpu_step import visit_on_gpu
+from .host import StepTiming, fit_host
 from .learn import FEWEST, Judged, learn_kernels, learned_from_only, measured_device
-from .measured_step import RealStep, dispatch_seconds, measured_step
 from .predict import predict
 from .profile import Profile
+from .profile_at import device_name, setup_of
 from .random_models import random_models
 from .subject import Subject
-from .timed_step import Visit, visit
-from .timing import Stopwatch
+from .timed_step import visit
 from .trace import Platform
-from .zoo import held_out, kernels_of, learned_from, references
+from .zoo import held_out, learned_from, references
 
-LEARN_SECONDS, STEPS_SECONDS = 60.0, 60.0  # of the time; what is left is for measuring
-HELD_OUT_SHARE, ZOO_SHARE = 0.2, 0.3  # of what is left on a GPU; the rest is for random layers
-BATCHES = {"cpu": (2, 8, 32), "cuda": (32, 256)}
-MOST_ELEMENTS = 1 << 26  # of a random layer's tensor on a GPU
-MOST_FLOPS = 2e10  # of a random model's step on a CPU
-LOOK_AT = 5000  # random kernels, of which `per_kind` of each kind are measured
+LEARN_SECONDS = 60.0  # of the time; what is left is for measuring
+BATCHES = {"cpu": (2, 8, 32), "cuda": (4, 32, 256)}
+VISITING: Mapping[Platform, Visiting] = {"cpu": visit, "cuda": visit_on_gpu}
 LOCAL = {"cpu": Link(bytes_per_second=5e9, seconds=2e-5), "cuda": Link(bytes_per_second=32e9, seconds=5e-6)}
 BAND_OF_THE_REST = (0.5, 2.0)  # classes that were not measured
 
@@ -55,44 +48,43 @@ class Calibration:
     device: torch.device
     path: Path  # of the profile; what is measured is kept beside it
     minutes: float
-    bf16: bool = False
-    per_kind: int = 300
+    bf16: bool = False  # also under autocast to bfloat16
     seed: int = 0
     batches: tuple[int, ...] | None = None
-    look_at: int = LOOK_AT
-    stopwatch: Stopwatch | None = None
-    visiting: Callable[[RealStep, Callable[[], None]], Visit] = visit
+    visiting: Visiting | None = None
 
     @property
-    def autocast(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.bf16 else None
+    def precisions(self) -> tuple[torch.dtype | None, ...]:
+        return (None, torch.bfloat16) if self.bf16 else (None,)
 
-    def cases(self, models: Iterable[Subject]) -> list[Case]:
-        return [(each, batch) for each in models for batch in self.batches or BATCHES[self.platform]]
+    def cases(self, models: Callable[[Platform, torch.dtype | None], Iterable[Subject]]) -> list[Case]:
+        """All of these models, at several batch sizes, in every precision."""
+        batches = self.batches or BATCHES[self.platform]
+        each = [models(self.platform, precision) for precision in self.precisions]
+        return [(subject, batch) for subjects in zip(*each, strict=True) for batch in batches for subject in subjects]
+
+    def random_cases(self) -> Iterator[Case]:
+        each = [random_models(seed=self.seed, platform=self.platform, autocast=own) for own in self.precisions]
+        return itertools.chain.from_iterable(zip(*each, strict=True))
 
 
 def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> DeviceProfile:
     """What is measured is kept, so that an interrupted calibration goes on when called again."""
-    judged_by = how.cases(held_out(how.platform, how.autocast))
-    later = LEARN_SECONDS + (STEPS_SECONDS if how.platform == "cuda" else 0.0)
-    end = time.monotonic() + 60 * how.minutes - min(later, 30 * how.minutes)
-    dispatch, host = 0.0, None
-    if how.platform == "cpu":
-        measured = at_usual_speed(_visited(how, judged_by, end, step))
-        unseen = {case_name(*case) for case in judged_by}
-        host = fit_host([timing for name, timing in measured.steps.items() if name not in unseen])
-        real = {name: timing.seconds for name, timing in measured.steps.items() if name in unseen}
-    else:
-        measured = _timed_alone(how, judged_by, end, step)
-        dispatch = dispatch_seconds(itertools.islice(learned_from("cuda"), 2, 3), how.device)
-        real = _real_steps(how, judged_by, step)
-    if len(measured.timings) < FEWEST:
-        raise BadInput(f"--minutes {how.minutes:g} was time for {len(measured.timings)} kernels: give more")
-    step("learning", 0, 1)
+    judged_by = how.cases(held_out)
+    end = time.monotonic() + 60 * how.minutes - min(LEARN_SECONDS, 30 * how.minutes)
+    measured = at_usual_speed(_visited(how, judged_by, end, step))
     traced = {case_name(subject, batch): subject.at(batch) for subject, batch in judged_by}
     seen = learned_from_only(measured.timings, traced)
+    if len(seen) < FEWEST:
+        raise BadInput(f"--minutes {how.minutes:g} was time for {len(seen)} kernels to learn from: give more")
+    step("learning", 0, 1)
+    own_steps = [timing for name, timing in measured.steps.items() if name not in traced]
+    host = fit_host(own_steps, how.platform)
     known = measured_device(
-        device_name(how.device), seen, memory_bytes=_memory_of(how.device), dispatch_seconds=dispatch
+        device_name(how.device),
+        seen,
+        memory_bytes=_memory_of(how.device),
+        dispatch_seconds=_usual_dispatch(own_steps) if how.platform == "cuda" else 0.0,
     )
     profile = DeviceProfile(
         device=known,
@@ -103,61 +95,38 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
         kernels=learn_kernels(measured.timings, known, traced, seed=how.seed),
         host=host,
         all_reduce=fitted,
-        reference_seconds=measured.reference_seconds,
-        setup={**setup_of(how.device), "autocast": "bf16" if how.bf16 else None, "seed": how.seed},
+        reference_seconds=measured.reference_seconds if how.platform == "cpu" else None,
+        setup={**setup_of(how.device), "bf16": how.bf16, "seed": how.seed},
         source=f"offbeat calibrate: {len(measured.timings)} kernels",
     )
+    real = {name: timing.seconds for name, timing in measured.steps.items() if name in traced}
     predicted = {name: predict(traced[name], profile).time.seconds for name in real}
     return _judged(profile, {name: predicted[name] / seconds - 1 for name, seconds in real.items()})
 
 
-def kernels_file(path: Path, *, bf16: bool = False) -> Path:
-    """Where what is measured is kept: with autocast it is something else."""
-    return path.with_name(f"{path.stem}{'.bf16' if bf16 else ''}.kernels.part")
+def kernels_file(path: Path) -> Path:
+    """Where what is measured is kept."""
+    return path.with_name(f"{path.stem}.kernels.part")
 
 
 def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) -> Profile:
-    keep_freed_memory()
-    some = _alternating(judged_by, how.cases(learned_from("cpu", how.autocast)))
-    endless = random_models(seed=how.seed, most_flops=MOST_FLOPS, autocast=how.autocast)
+    if how.platform == "cpu":
+        keep_freed_memory()
     return visit_models(
-        in_turns(some, endless),
-        kernels_file(how.path, bf16=how.bf16),
-        references=references(),
+        in_turns(_alternating(judged_by, how.cases(learned_from)), how.random_cases()),
+        kernels_file(how.path),
+        references=references() if how.platform == "cpu" else [],
+        device=how.device,
         at_most_seconds=end - time.monotonic(),
         progress=lambda number, _case: step("real steps", number, 0),
-        visiting=how.visiting,
+        visiting=how.visiting or VISITING[how.platform],
     )
 
 
-def _timed_alone(how: Calibration, judged_by: list[Case], end: float, step: Step) -> Profile:
-    kept, batches = kernels_file(how.path, bf16=how.bf16), how.batches or BATCHES["cuda"]
-    stopwatch = how.stopwatch or Stopwatch(device=how.device, calls=9, at_most_seconds=0.4)
-
-    def some(what: str, kernels: Iterator[Kernel], share: float, most: int) -> Profile:
-        return measure(
-            kernels, kept, device=how.device, per_kind=most, look_at=how.look_at, stopwatch=stopwatch,
-            at_most_seconds=max(0.0, (end - time.monotonic()) * share),
-            progress=lambda done, all_, _kernel: step(what, done, all_),
-        )  # fmt: skip
-
-    theirs = (op.kernel for subject, batch in judged_by for op in subject.at(batch).ops if op.nbytes)
-    some("held-out models", theirs, HELD_OUT_SHARE, 10**6)
-    some("the zoo", kernels_of(learned_from("cuda", how.autocast), batches), ZOO_SHARE, how.per_kind)
-    drawn = random_kernels(seed=how.seed, most=MOST_ELEMENTS, platform="cuda", autocast=how.autocast)
-    return some("random layers", drawn, 1.0, how.per_kind)
-
-
-def _real_steps(how: Calibration, cases: list[Case], step: Step) -> dict[str, float]:
-    """As many as there is time for, but two."""
-    seconds = min(STEPS_SECONDS, 8 * how.minutes)
-    found, end = dict[str, float](), time.monotonic() + seconds
-    for number, (subject, batch) in enumerate(cases, 1):
-        if len(found) < 2 or time.monotonic() < end:
-            taken = measured_step(subject, batch, how.device, at_most_seconds=seconds / len(cases))
-            found[case_name(subject, batch)] = taken
-            step("real steps", number, len(cases))
-    return found
+def _usual_dispatch(steps: list[StepTiming]) -> float:
+    """What the host needs for an operation, where nothing more is known of it."""
+    phases = [phase for step in steps for phase in step.phases.values()]
+    return sum(phase.host_seconds for phase in phases) / max(1, sum(sum(phase.calls.values()) for phase in phases))
 
 
 def _judged(profile: DeviceProfile, errors: Mapping[str, float]) -> DeviceProfile:

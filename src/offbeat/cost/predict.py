@@ -72,10 +72,12 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
     }
     ops = tuple(known[op.kernel] for op in step.ops)
     if profile.platform == "cpu":  # host and device are one: nothing is hidden
-        beside = [profile.host.seconds_of(op) for op in step.ops] if profile.host is not None else [0.0] * len(ops)
+        beside = profile.host.seconds_of(step.ops) if profile.host is not None else [0.0] * len(ops)
         time = time_step(step, [op.seconds + host for op, host in zip(ops, beside, strict=True)])
     else:
-        time = time_step(step, [op.seconds for op in ops], profile.device.dispatch_seconds)
+        every = [profile.device.dispatch_seconds] * len(ops)
+        issuing = every if profile.host is None else profile.host.seconds_of(step.ops)
+        time = time_step(step, [op.seconds for op in ops], issuing)
     return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile))
 
 

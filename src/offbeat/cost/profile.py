@@ -1,4 +1,4 @@
-"""Profile: what was measured of a device, in one file of JSON: kernels, and on a CPU whole steps."""
+"""Profile: what was measured of a device, in one file of JSON: kernels, and whole steps."""
 
 import json
 import os
@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
-from .host import StepTiming
+from .host import PhaseTiming, StepTiming
 from .kernel import Kernel
-from .timing import Timing
 from .written import from_json, to_json
 
-VERSION = 2
+VERSION = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of a kernel, over all places where it was met."""
+
+    seconds: float  # the mean
+    spread: float  # standard deviation, relative to it
+    calls: int
 
 
 @dataclass
@@ -63,4 +71,5 @@ class Profile:
 
 
 def _step(read: dict[str, Any]) -> StepTiming:
-    return StepTiming(**{**read, "ops": tuple(read["ops"])})
+    phases = {phase: PhaseTiming(**each) for phase, each in read["phases"].items()}
+    return StepTiming(read["seconds"], phases, read["reference_seconds"])

@@ -5,7 +5,9 @@ Sizes are log-uniform, so that a kernel's time is learned over decades. Layers c
 sometimes just written and sometimes long ago.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -16,13 +18,32 @@ from torch import Tensor, nn
 from ..train.models import GPT
 from ..train.task import cross_entropy
 from ..train.tasks import adamw, sgd
-from .layers import Sizes
 from .subject import Subject
 from .trace import Platform
 
-CLASSES = 10
-MOST_BATCH = 64
+CLASSES, FEWEST_CHARACTERS = 10, 30
 
+
+@dataclass(frozen=True)
+class Sizes:
+    """Draws the numbers of a model."""
+
+    random: Random
+    most_batch: int
+    most_side: int  # of an image
+    most_channels: int
+    most_width: int  # of what is no image
+    most_length: int  # of a row
+
+    def size(self, low: int, high: int) -> int:
+        """A whole number between two, log-uniform; one in two is a multiple of 8 where it can be, as people choose."""
+        drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
+        return max(8, drawn // 8 * 8) if drawn >= 8 and self.random.random() < 0.5 else drawn
+
+
+ON_A_CPU = partial(Sizes, most_batch=64, most_side=64, most_channels=512, most_width=4096, most_length=512)
+ON_A_GPU = partial(Sizes, most_batch=512, most_side=160, most_channels=1024, most_width=8192, most_length=1024)
+MOST_FLOPS = {"cpu": 2e10, "cuda": 1e12}  # of a step
 Drawn = tuple[Callable[[], nn.Module], Tensor, Tensor]  # builds it; inputs and targets of one sample
 
 
@@ -59,7 +80,7 @@ class Mean(nn.Module):
 
 def _convolutional(sizes: Sizes) -> Drawn:
     random = sizes.random
-    side, channels = sizes.size(8, 64), random.choice((1, 3, 3, 3, 8, 16))
+    side, channels = sizes.size(8, sizes.most_side), random.choice((1, 3, 3, 3, 8, 16))
     image = (channels, side, side)
     bias, norm = random.random() < 0.4, random.choice((nn.BatchNorm2d, nn.BatchNorm2d, None, _group_norm))
     activation = random.choice((nn.ReLU, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU))
@@ -76,7 +97,7 @@ def _convolutional(sizes: Sizes) -> Drawn:
     for _ in range(random.randint(1, 4)):
         shape = random.choice(("plain", "plain", "residual", "bottleneck", "separable", "grouped"))
         if shape == "plain":
-            outer = sizes.size(8, 512)
+            outer = sizes.size(8, sizes.most_channels)
             layers += convolve(width, outer, random.choice((1, 3, 3, 5)), random.choice((1, 1, 2)))
             width = outer
         elif shape == "residual":
@@ -89,7 +110,7 @@ def _convolutional(sizes: Sizes) -> Drawn:
             layers.append(partial(_around, inner))
             layers.append(activation)
         elif shape == "separable":
-            outer = sizes.size(8, 512)
+            outer = sizes.size(8, sizes.most_channels)
             layers += convolve(width, width, random.choice((3, 5)), random.choice((1, 2)), groups=width)
             layers += convolve(width, outer, 1)
             width = outer
@@ -108,11 +129,11 @@ def _convolutional(sizes: Sizes) -> Drawn:
 
 
 def _perceptron(sizes: Sizes) -> Drawn:
-    random, inner = sizes.random, sizes.size(16, 4096)
+    random, inner = sizes.random, sizes.size(16, sizes.most_width)
     layers: list[Callable[[], nn.Module]] = []
     first, activation = inner, random.choice((nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Sigmoid))
     for _ in range(random.randint(1, 5)):
-        outer = sizes.size(16, 2048)
+        outer = sizes.size(16, sizes.most_width // 2)
         layers.append(partial(nn.Linear, inner, outer, bias=random.random() < 0.8))
         if random.random() < 0.3:
             layers.append(partial(random.choice((nn.BatchNorm1d, nn.LayerNorm)), outer))
@@ -126,7 +147,8 @@ def _perceptron(sizes: Sizes) -> Drawn:
 
 def _sequence(sizes: Sizes) -> Drawn:
     """Rows of features: norms and perceptrons over features and over places."""
-    random, length, width = sizes.random, sizes.size(8, 256), sizes.size(16, 512)
+    random, length = sizes.random, sizes.size(8, sizes.most_length // 2)
+    width = sizes.size(16, sizes.most_width // 8)
     activation, drop = random.choice((nn.GELU, nn.GELU, nn.ReLU, nn.SiLU)), random.random() < 0.4
 
     def mix(size: int) -> list[Callable[[], nn.Module]]:
@@ -144,7 +166,8 @@ def _sequence(sizes: Sizes) -> Drawn:
 
 
 def _language(sizes: Sizes) -> Drawn:
-    random, length, vocabulary = sizes.random, sizes.size(16, 512), sizes.size(30, 8000)
+    random, length = sizes.random, sizes.size(16, sizes.most_length)
+    vocabulary = sizes.size(FEWEST_CHARACTERS, 8000)
     heads, each, blocks = sizes.size(1, 8), random.choice((16, 24, 32, 64)), random.randint(1, 3)
     tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
     build = partial(GPT, length, vocabulary, width=heads * each, heads=heads, blocks=blocks)
@@ -155,20 +178,23 @@ FAMILIES = (_convolutional, _perceptron, _convolutional, _sequence, _convolution
 
 
 def random_models(
-    *, seed: int, most_flops: float, platform: Platform = "cpu", autocast: torch.dtype | None = None
+    *, seed: int, platform: Platform, autocast: torch.dtype | None = None, most_flops: float | None = None
 ) -> Iterator[tuple[Subject, int]]:
     """Models with a batch size each, without end; the same seed gives the same ones."""
-    random, number = Random(seed), 0
+    most_flops = MOST_FLOPS[platform] if most_flops is None else most_flops
+    sizes = (ON_A_CPU if platform == "cpu" else ON_A_GPU)(Random(seed))
+    number = 0
     while True:
         for family in FAMILIES:
-            build, inputs, targets = family(Sizes(random))
-            optimizer = random.choice((partial(sgd, learning_rate=0.01), partial(adamw, learning_rate=1e-3)))
+            build, inputs, targets = family(sizes)
+            optimizer = sizes.random.choice((partial(sgd, learning_rate=0.01), partial(adamw, learning_rate=1e-3)))
             number += 1
             subject = Subject(
                 name=f"random model {seed}.{number}", model=build, sample=(inputs, targets), loss=cross_entropy,
                 optimizer=optimizer, platform=platform, autocast=autocast,
+                classes=CLASSES if inputs.is_floating_point() else FEWEST_CHARACTERS,
             )  # fmt: skip
-            batch = max(2, Sizes(random).size(2, MOST_BATCH))  # of one sample a BatchNorm has no variance
+            batch = max(2, sizes.size(2, sizes.most_batch))  # of one sample a BatchNorm has no variance
             while batch > 2 and subject.at(batch).flops > most_flops:
                 batch = max(2, batch // 4)
             yield subject, batch

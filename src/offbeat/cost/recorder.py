@@ -25,7 +25,7 @@ from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
 from .op import OPTIMIZER, Op, Phase
 from .paths import Paths
-from .reuse import Touched, nearness
+from .reuse import CACHES, Caches, Touched, nearness
 
 _NOTHING = ("lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _CONVOLUTION_PARTS = ("input", "weight", "bias")
@@ -34,10 +34,10 @@ _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_outpu
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects `ops` while it is entered; `phase` says what the step is doing. `caches`: whether kernels are told apart
-    by what may still be in a cache."""
+    """Collects `ops` while it is entered; `phase` says what the step is doing. `caches`: their sizes, by which kernels
+    are told apart that find more there."""
 
-    def __init__(self, model: nn.Module, *, caches: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, caches: Caches = CACHES["cpu"]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._caches = caches
         self.phase: Phase = "forward"
@@ -54,9 +54,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def ops(self) -> list[Op]:
         kernels = [kernel for kernel, _phase, _path in self._calls]
-        if self._caches:
-            near = nearness(kernels, self._touched)
-            kernels = [replace(kernel, near=own) for kernel, own in zip(kernels, near, strict=True)]
+        near = nearness(kernels, self._touched, self._caches)
+        kernels = [replace(kernel, near=own) for kernel, own in zip(kernels, near, strict=True)]
         return [
             Op(kernel, phase, path, tuple(self._completed.get(index, ())))
             for index, (kernel, (_kernel, phase, path)) in enumerate(zip(kernels, self._calls, strict=True))

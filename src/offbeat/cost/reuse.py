@@ -11,7 +11,8 @@ from typing import NamedTuple
 from .counts import bytes_of
 from .kernel import Kernel
 
-NEAREST, FURTHER = 1 << 20, 16 << 20  # bytes moved since
+Caches = tuple[int, int]  # bytes moved since: fewer, and it is near; fewer than that, and it is not far
+CACHES: dict[str, Caches] = {"cpu": (1 << 20, 16 << 20), "cuda": (8 << 20, 48 << 20)}
 PARTS = 8  # shares are rounded to eighths, so that kernels in like places are the same
 
 
@@ -25,10 +26,10 @@ class Touched(NamedTuple):
     written: tuple[Storage, ...]
 
 
-def nearness(kernels: Sequence[Kernel], touched: Sequence[Touched]) -> list[tuple[int, int]]:
+def nearness(kernels: Sequence[Kernel], touched: Sequence[Touched], caches: Caches) -> list[tuple[int, int]]:
     """Of each operation, the eighths of its reads that are nearest, and those that are further but not far."""
     last: dict[Storage, int] = {}  # the bytes moved so far, when what touched it began
-    begins, moved = list[int](), 0
+    begins, moved, (near, far) = list[int](), 0, caches
     for kernel, own in zip(kernels, touched, strict=True):
         begins.append(moved)
         last.update(dict.fromkeys((*(storage for storage, _ in own.read), *own.written), moved))
@@ -38,9 +39,9 @@ def nearness(kernels: Sequence[Kernel], touched: Sequence[Touched]) -> list[tupl
     for begin, own in zip(begins, touched, strict=True):
         nearest = further = total = 0
         for storage, nbytes in own.read:
-            distance = begin - now.get(storage, begin - FURTHER)
-            nearest += nbytes if distance < NEAREST else 0
-            further += nbytes if NEAREST <= distance < FURTHER else 0
+            distance = begin - now.get(storage, begin - far)
+            nearest += nbytes if distance < near else 0
+            further += nbytes if near <= distance < far else 0
             total += nbytes
         found.append((round(PARTS * nearest / total), round(PARTS * further / total)) if total else (0, 0))
         now.update(dict.fromkeys((*(storage for storage, _ in own.read), *own.written), begin))

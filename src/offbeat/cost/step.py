@@ -1,8 +1,8 @@
 """StepTime: one step of one worker in time, and what synchronous SGD makes of it.
 
-On a GPU the host issues operation after operation, and the device does them: each begins when both the device is free
-and the host has come to it. Gradients are reduced in buckets as torch's DistributedDataParallel has them (1 MiB first,
-then 25 MiB, in the order in which gradients are ready) while backward goes on:
+On a GPU the host issues operation after operation, step after step, and the device does them: each begins when both the
+device is free and the host has come to it. Gradients are reduced in buckets as torch's DistributedDataParallel has them
+(1 MiB first, then 25 MiB, in the order in which gradients are ready) while backward goes on:
 
     T = sum fwd; A = 0; for each bucket: T += backward of its ops; A = max(T, A) + t_allreduce(bucket)
     step = max(T, A) + optimizer
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from ..sim.shape import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, StepShape
 from .op import PHASES, Phase
 from .trace import TracedStep
+
+STEPS_IN_A_ROW = 4  # the last of which counts: by then the host is as far ahead as it gets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +69,20 @@ class Synchronous:
         return self.busy[-1][1] - begin
 
 
-def time_step(step: TracedStep, seconds: Sequence[float], dispatch_seconds: float = 0.0) -> StepTime:
-    """`seconds[i]` is what operation i takes on the device, `dispatch_seconds` what the host needs to issue one."""
-    host = device = 0.0
+def time_step(step: TracedStep, seconds: Sequence[float], host_seconds: Sequence[float] | None = None) -> StepTime:
+    """`seconds[i]` is what operation i takes on the device, `host_seconds[i]` what the host needs to issue it."""
+    issued = [0.0] * len(step.ops) if host_seconds is None else host_seconds
+    host = device = began = 0.0
     ended: dict[Phase, float] = {}
     ready_at: dict[str, float] = {}
-    for op, taken in zip(step.ops, seconds, strict=True):
-        host += dispatch_seconds
-        device = max(device, host) + taken
-        ended[op.phase] = device
-        for name in op.completes:
-            ready_at[name] = device
+    for _ in range(STEPS_IN_A_ROW if any(issued) else 1):
+        began = device
+        for op, taken, issuing in zip(step.ops, seconds, issued, strict=True):
+            host += issuing
+            device = max(device, host) + taken
+            ended[op.phase] = device - began
+            for name in op.completes:
+                ready_at[name] = device - began
     ends = [0.0]
     for phase in PHASES:
         ends.append(max(ends[-1], ended.get(phase, 0.0)))

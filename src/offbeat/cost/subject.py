@@ -34,6 +34,7 @@ class Subject:
     platform: Platform
     autocast: torch.dtype | None = None
     batch: int = 32  # what it is usually trained with
+    classes: int = 2  # integers of inputs and targets lie below
     _traced: dict[int, TracedStep] = field(default_factory=dict, compare=False)
 
     def at(self, batch: int) -> TracedStep:
@@ -95,6 +96,7 @@ def _classifier(
         sample=(inputs, targets),
         loss=cross_entropy,
         optimizer=partial(OPTIMIZERS[optimizer], learning_rate=0.1),
+        classes=classes,
         **common,
     )
 

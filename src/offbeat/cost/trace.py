@@ -27,6 +27,7 @@ from .kernel import Kernel, Spec
 from .memory import Memory
 from .op import LOSS, OPTIMIZER, Op, Phase
 from .recorder import Recorder
+from .reuse import CACHES
 
 Platform = Literal["cpu", "cuda"]
 PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda")
@@ -125,8 +126,7 @@ class Tracing:
         mode = fake_mode()
         network = fake_model(model, mode)
         inputs, targets = fake_tensors((inputs, targets), mode)
-        # A calibration times the kernels of a GPU one by one: it cannot tell how caches serve them.
-        recorder = self._recorder = Recorder(network, caches=platform == "cpu")
+        recorder = self._recorder = Recorder(network, caches=CACHES[platform])
         weights = _count(recorder, network.parameters())
         buffers = _count(recorder, network.buffers())
         batch = _count(recorder, _tensors((inputs, targets)))

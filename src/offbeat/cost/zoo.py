@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ..train.models import GPT, MODELS
 from ..train.task import cross_entropy
 from ..train.tasks import adamw, sgd
-from .kernel import Kernel
 from .subject import Subject
 from .trace import Platform
 
 IMAGE, LARGE_IMAGE = (3, 32, 32), (3, 96, 96)
+CLASSES, CHARACTERS = 10, 65  # the fewest that a model here has
 
 
 class MixerBlock(nn.Module):
@@ -91,13 +91,6 @@ def references() -> list[tuple[Subject, int]]:
     return [(images, 2), (text, 2)]
 
 
-def kernels_of(subjects: Iterator[Subject], batches: tuple[int, ...]) -> Iterator[Kernel]:
-    """Of their steps, at all these batch sizes."""
-    for subject in subjects:
-        for batch in batches:
-            yield from (op.kernel for op in subject.at(batch).ops if op.nbytes > 0)
-
-
 def _deep_mlp() -> nn.Module:
     layers = [part for _ in range(4) for part in (nn.Linear(512, 512), nn.GELU())]
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 512), *layers, nn.Linear(512, 10))
@@ -106,10 +99,12 @@ def _deep_mlp() -> nn.Module:
 def _images(name: str, build: Any, shape: tuple[int, ...], platform: Platform, autocast: torch.dtype | None) -> Subject:
     images, classes = torch.zeros(1, *shape, device="meta"), torch.zeros(1, dtype=torch.long, device="meta")
     return Subject(name=name, model=build, sample=(images, classes), loss=cross_entropy,
-                   optimizer=partial(sgd, learning_rate=0.1), platform=platform, autocast=autocast)  # fmt: skip
+                   optimizer=partial(sgd, learning_rate=0.1), platform=platform, autocast=autocast,
+                   classes=CLASSES)  # fmt: skip
 
 
 def _text(name: str, build: Any, length: int, platform: Platform, autocast: torch.dtype | None) -> Subject:
     characters = torch.zeros(1, length, dtype=torch.long, device="meta")
     return Subject(name=name, model=build, sample=(characters, characters), loss=cross_entropy,
-                   optimizer=partial(adamw, learning_rate=1e-3), platform=platform, autocast=autocast)  # fmt: skip
+                   optimizer=partial(adamw, learning_rate=1e-3), platform=platform, autocast=autocast,
+                   classes=CHARACTERS)  # fmt: skip
