@@ -2,7 +2,7 @@
 
     y = log((t - t_launch) / roofline)      weighted by ((t - t_launch) / t)^2, so that errors of log t count alike
 
-A small MLP and boosted trees are fitted to the same kernels, and judged, with their mean, on models of which no kernel
+Small MLPs and boosted trees are fitted to the same kernels, and judged, with their mean, on models of which no kernel
 was among them; what is best there is kept, and all errors are written down.
 """
 
@@ -20,7 +20,7 @@ from .features import operator_of, table
 from .kernel import SHORT, Kernel
 from .kernel_model import ClassModel, KernelModel
 from .profile import Timing
-from .residual import Both, Way, learn
+from .residual import Mean, Way, learn
 from .roofline import MATRIX_KINDS, Device, compute_seconds, memory_seconds
 from .trace import TracedStep
 
@@ -108,7 +108,7 @@ def _part_of(both: KernelModel, way: Way) -> KernelModel:
     place = WAYS.index(way)
     classes = {}
     for kind, each in both.classes.items():
-        assert isinstance(each.residual, Both)
+        assert isinstance(each.residual, Mean)
         classes[kind] = replace(each, residual=each.residual.parts[place])
     return KernelModel(classes, {})
 

@@ -1,4 +1,4 @@
-"""Residual: g of features, as a small MLP, as boosted trees or as the mean of both, learned once, written in JSON.
+"""Residual: g of features, as small MLPs, as boosted trees or as the mean of both, learned once, written in JSON.
 
 They are fitted to y = log of (what was measured over what the roofline says). Predicting needs numpy alone.
 """
@@ -10,12 +10,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Way = Literal["mlp", "trees", "both"]
-WIDTHS = (24, 12)
-STEPS, LEARNING_RATE, WEIGHT_DECAY = 1200, 0.01, 1e-3
-TREES, DEPTH, SHRINKAGE = 150, 3, 0.08
+WIDTHS, MLPS = (48, 24), 3  # layers; how many, of which the mean is taken
+STEPS, LEARNING_RATE, WEIGHT_DECAY = 1000, 0.01, 1e-3
+TREES, DEPTH, SHRINKAGE, ROWS_OF_A_TREE = 150, 4, 0.08, 0.7
 DIGITS = 5  # that are written down
 
 
@@ -73,8 +73,8 @@ class Trees:
 
 
 @dataclass(frozen=True)
-class Both:
-    """The mean of an MLP and of trees: they err in different places."""
+class Mean:
+    """Of several, which err in different places."""
 
     parts: tuple[Residual, ...]
 
@@ -82,12 +82,12 @@ class Both:
         return np.asarray(sum(part(x) for part in self.parts) / len(self.parts))
 
     def as_dict(self) -> dict[str, Any]:
-        return {"way": "both", "parts": [part.as_dict() for part in self.parts]}
+        return {"way": "mean", "parts": [part.as_dict() for part in self.parts]}
 
 
 def from_dict(read: Mapping[str, Any]) -> Residual:
-    if read["way"] == "both":
-        return Both(tuple(map(from_dict, read["parts"])))
+    if read["way"] == "mean":
+        return Mean(tuple(map(from_dict, read["parts"])))
     if read["way"] == "trees":
         return Trees(read["start"], tuple(np.array(tree) for tree in read["trees"]))
     layers = tuple((np.array(weight), np.array(bias)) for weight, bias in read["layers"])
@@ -97,39 +97,56 @@ def from_dict(read: Mapping[str, Any]) -> Residual:
 def learn(way: Way, x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Residual:
     """The same data and seed give the same model."""
     if way == "both":
-        return Both((learn_mlp(x, y, weights, seed), learn_trees(x, y, weights, seed)))
-    return learn_mlp(x, y, weights, seed) if way == "mlp" else learn_trees(x, y, weights, seed)
+        return Mean((learn_mlps(x, y, weights, seed), learn_trees(x, y, weights, seed)))
+    return learn_mlps(x, y, weights, seed) if way == "mlp" else learn_trees(x, y, weights, seed)
 
 
-def learn_mlp(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> MLP:
-    """All rows at once; Huber, so that a few odd measurements do not bend it."""
+def learn_mlps(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Mean:
+    """Several that differ in how they begin, side by side; all rows at once; Huber, so that a few odd measurements do
+    not bend them."""
     mean, scale = x.mean(axis=0), x.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
     inputs, targets, share = (torch.tensor(each, dtype=torch.float64) for each in ((x - mean) / scale, y, weights))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        sizes = (x.shape[1], *WIDTHS, 1)
-        linear = [nn.Linear(a, b, dtype=torch.float64) for a, b in pairwise(sizes)]
-        nn.init.zeros_(linear[-1].weight)  # begins with the mean
-        nn.init.constant_(linear[-1].bias, float(np.average(y, weights=weights)))
-        network = nn.Sequential(*(part for layer in linear for part in (layer, nn.Tanh())))[:-1]
-        optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            errors = nn.functional.huber_loss(network(inputs)[:, 0], targets, reduction="none", delta=0.3)
-            ((errors * share).sum() / share.sum()).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-    layers = tuple((layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear)
-    return MLP(mean, scale, layers)
+    share = share / share.sum()
+    generator = torch.Generator().manual_seed(seed)
+    layers: list[tuple[Tensor, Tensor]] = []  # weight [MLPS, in, out], bias [MLPS, 1, out]
+    for width, next_width in pairwise((x.shape[1], *WIDTHS, 1)):
+        weight = torch.rand(MLPS, width, next_width, dtype=torch.float64, generator=generator).mul_(2).sub_(1)
+        layers.append((weight.div_(width**0.5), torch.zeros(MLPS, 1, next_width, dtype=torch.float64)))
+    layers[-1][0].zero_()  # begins with the mean
+    layers[-1][1].fill_(float(np.average(y, weights=weights)))
+    parameters = [each.requires_grad_() for layer in layers for each in layer]
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        hidden = inputs.expand(MLPS, -1, -1)
+        for weight, bias in layers[:-1]:
+            hidden = torch.baddbmm(bias, hidden, weight).tanh_()
+        said = torch.baddbmm(layers[-1][1], hidden, layers[-1][0])[..., 0]
+        errors = nn.functional.huber_loss(said, targets.expand(MLPS, -1), reduction="none", delta=0.3)
+        (errors * share).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    found = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in layers]
+    return Mean(
+        tuple(
+            MLP(mean, scale, tuple((weight[number].T, bias[number, 0]) for weight, bias in found))
+            for number in range(MLPS)
+        )
+    )
 
 
 def learn_trees(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Trees:
     from sklearn.ensemble import GradientBoostingRegressor  # takes a second, and only learning needs it
 
     grown = GradientBoostingRegressor(
-        n_estimators=TREES, max_depth=DEPTH, learning_rate=SHRINKAGE, loss="huber", random_state=seed
+        n_estimators=TREES,
+        max_depth=DEPTH,
+        learning_rate=SHRINKAGE,
+        subsample=ROWS_OF_A_TREE,
+        loss="huber",
+        random_state=seed,
     ).fit(x, y, sample_weight=weights)
     trees = []
     for (each,) in grown.estimators_:
