@@ -1,6 +1,7 @@
 """compare: the same loop around every contestant, on loopback and, as root, on shaped links."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from offbeat.compare.contestant import find_contestant
 from offbeat.compare.lap import Lap
 from offbeat.compare.measures import measure, seconds_to, wire_utilisation
 from offbeat.compare.snapshots import Point, curve, flat_of, load_flat, write_snapshot
-from offbeat.compare.worker import EVENTS, Config, Report, last_events
+from offbeat.compare.worker import EVENTS, Config, Report, last_events, take_own_cores
 from offbeat.emulate import missing
 from offbeat.errors import BadInput
 from offbeat.trace import Trace
@@ -188,3 +189,14 @@ def test_flat_and_back() -> None:
     load_flat(other, flat_of(one))
     assert torch.equal(one.running_mean, other.running_mean)  # type: ignore[arg-type]
     assert str(Entry("ddp", None, 4, 0)) == "ddp on 4 workers, loopback, repeat 0"
+
+
+@pytest.mark.parametrize(("cores", "workers", "own"), [(8, 4, {2, 3}), (9, 4, {2, 3}), (3, 4, None)])
+def test_a_worker_has_cores_of_its_own_where_there_are_enough(
+    cores: int, workers: int, own: set[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, chosen: taken.append(set(chosen)))
+    take_own_cores(1, workers)
+    assert taken == ([] if own is None else [own])

@@ -193,6 +193,36 @@ def test_small_tensors_keep_the_mean_and_the_bits(spec: str) -> None:
     assert torch.equal(ends[0].replicas[0].flats[0], ends[1].replicas[0].flats[0])
 
 
+class Settling(SmallAndLarge):
+    """Steps move x at first, each rank elsewhere, and then no more."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.ended = [0] * workers
+        self.latest = [torch.zeros(0)] * workers  # x after the latest step: before `finish` makes all equal
+
+    def end(self, rank: int) -> float:
+        self.ended[rank] += 1
+        if self.ended[rank] <= 20:
+            super().end(rank)
+        self.latest[rank] = self.replicas[rank].flats[0].clone()
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    "spec", ["lasgd", "lasgd:fragments=9", "lasgd:wire_dtype=bfloat16", "lasgd:wire_dtype=bfloat16,fragments=9"]
+)
+def test_workers_that_stand_still_come_together(spec: str) -> None:
+    """Also where the fragments are chosen when the workers have parted already: the reference is older than that."""
+    learners = Settling(4)
+    cluster = Cluster(
+        layout=Layout.even(4, 4), step_seconds=0.01, link=Link(bytes_per_second=1e6, seconds=1e-4), jitter=0.1
+    )
+    run(make_strategy(spec), cluster, learners, [200] * 4, seed=0)
+    for other in learners.latest[1:]:
+        torch.testing.assert_close(other, learners.latest[0], rtol=0, atol=0.02)
+
+
 def test_each_fragment_has_at_most_one_average_in_flight() -> None:
     strategy = make_strategy("lasgd:fragments=3")
     most = 0
@@ -307,7 +337,7 @@ def train_on_two_nodes() -> tuple[list[Tensor], dict[str, float]]:
     model = nn.Linear(64, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     generator, seen = torch.Generator().manual_seed(rank), []
-    with offbeat.attach(model, optimizer, "lasgd:fragments=3,gradients=node", layout=Layout.even(4, 2)) as attached:
+    with offbeat.attach(model, optimizer, "lasgd:fragments=9,gradients=node", layout=Layout.even(4, 2)) as attached:
         for _ in range(30):
             optimizer.zero_grad()
             model(torch.randn(16, 64, generator=generator)).square().mean().backward()

@@ -26,14 +26,24 @@ from .replica import Fragment, add_difference_, subtract_
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 
-class Parcel:
-    """Two buffers of the part's size beside x (with a narrower wire: one, and two of the wire's)."""
+def narrows(x: Tensor, wire_dtype: str | None) -> bool:
+    """Whether x would be rounded on the wire."""
+    wire = x.dtype if wire_dtype is None else getattr(torch, wire_dtype)
+    return bool(wire != x.dtype and wire.itemsize <= x.dtype.itemsize)
 
-    def __init__(self, part: Fragment, wire_dtype: str | None = None) -> None:
+
+class Parcel:
+    """Two buffers of the part's size beside x (with a narrower wire: one, and two of the wire's).
+
+    `reference`, for a narrower wire: pieces like those of the part, of the same values on all ranks, which are written
+    to; none: x as it is now, which must be the same on all ranks.
+    """
+
+    def __init__(self, part: Fragment, wire_dtype: str | None = None, reference: Fragment | None = None) -> None:
         self.sent_at = 0  # the step of the latest snapshot
-        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for x in part:
-            alike.setdefault((x.dtype, x.device), []).append(x)
+        alike: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor | None]]] = {}
+        for x, shared in zip(part, reference or [None] * len(part), strict=True):
+            alike.setdefault((x.dtype, x.device), []).append((x, shared))
         self._letters = [Letter(pieces, wire_dtype) for pieces in alike.values()]
         self._works: Sequence[Average] = ()
 
@@ -90,17 +100,15 @@ class Letter:
     """The buffers of pieces of x of one dtype, which travel as one; the last number on the wire says whether the sender
     still trains."""
 
-    def __init__(self, pieces: Sequence[Tensor], wire_dtype: str | None) -> None:
-        x = pieces[0]
-        wire = x.dtype if wire_dtype is None else getattr(torch, wire_dtype)
-        narrow = wire != x.dtype and wire.itemsize <= x.dtype.itemsize
-        sizes = [len(piece) for piece in pieces]
-        self._out, self._in = (
-            torch.zeros(sum(sizes) + 1, dtype=wire if narrow else x.dtype, device=x.device) for _ in range(2)
-        )
-        sent, mean = (torch.split(buffer[:-1], sizes) for buffer in (self._out, self._in))
+    def __init__(self, pieces: Sequence[tuple[Tensor, Tensor | None]], wire_dtype: str | None) -> None:
+        first, narrow = pieces[0][0], narrows(pieces[0][0], wire_dtype)
+        wire = getattr(torch, wire_dtype) if narrow and wire_dtype is not None else first.dtype
+        sizes = [len(x) for x, _ in pieces]
+        self._out, self._in = (torch.zeros(sum(sizes) + 1, dtype=wire, device=first.device) for _ in range(2))
+        buffers = zip(*(torch.split(buffer[:-1], sizes) for buffer in (self._out, self._in)), strict=True)
         self._pieces = [
-            Piece(x, x.clone() if narrow else None, *buffers) for x, *buffers in zip(pieces, sent, mean, strict=True)
+            Piece(x, (x.clone() if shared is None else shared) if narrow else None, sent, mean)
+            for (x, shared), (sent, mean) in zip(pieces, buffers, strict=True)
         ]
         self._says_training = False
 

@@ -23,7 +23,7 @@ CHUNK = 1 << 16  # elements: two or three operands of this size stay in the seco
 GPU_CHUNK = 1 << 22  # elements: what a GPU is busy with for a while, and little beside a model
 
 
-Fragment = tuple[Tensor, ...]  # views of a part of x, one per dtype
+Fragment = tuple[Tensor, ...]  # views of a part of x
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Replica:
-    """One worker's x. `flats` holds one contiguous buffer per dtype and device; padding is zero."""
+    """One worker's x, or a part of it. `flats`: contiguous buffers, of a whole model one per dtype and device; padding
+    is zero."""
 
     flats: tuple[Tensor, ...]
     slots: tuple[Slot, ...] = ()
@@ -86,7 +87,7 @@ class Replica:
         return sum(math.prod(slot.shape) for slot in {replace(slot, name="") for slot in self.slots})
 
     def fragments(self, count: int) -> tuple[Fragment, ...]:
-        """x in so many parts of nearly equal bytes, in order; each is one view, or one per dtype that it spans.
+        """x in so many parts of nearly equal bytes, in order; each is one view, or one per flat buffer that it spans.
 
         Fewer parts where numbers are so wide that some would hold none.
         """

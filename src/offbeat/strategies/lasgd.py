@@ -26,7 +26,7 @@ from ..comm import Comm, Steps, Work
 from ..errors import BadInput
 from ..layout import Layout, Ranks
 from ..options import option
-from ..parcel import WIRE_DTYPES, Parcel
+from ..parcel import WIRE_DTYPES, Parcel, narrows
 from ..replica import Fragment, Replica
 from ..strategy import Strategy, training_flag
 
@@ -74,11 +74,13 @@ class LASGD(Strategy):
 
     def start(self, replica: Replica, comm: Comm) -> Steps:
         yield from super().start(replica, comm)
+        narrow = any(narrows(flat, self.wire_dtype) for flat in replica.flats)
+        self._shared = Replica(tuple(map(torch.clone, replica.flats)), replica.slots) if narrow else None  # still equal
         self._parcels: list[Parcel] = []  # in the order in which they take turns; that of small tensors several times
         self._small: Parcel | None = None
         self._awaits_small = self._was_awaited = False  # to send more, at the latest boundary: they are still in flight
         self._rides = self._dry_rides = 0  # of the small tensors in this turn; those before which the wire ran dry
-        self._space_out: Work[Tensor] | None = None  # a flag: that was so in most of them, on some rank
+        self._space_out: Work[Tensor] | None = None  # a flag: that was so in too many of them, on some rank
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._turn = 0  # of the parcel that is sent next, the same on all ranks
         self._depth, self._deepened_at = 2, 0
@@ -182,7 +184,9 @@ class LASGD(Strategy):
             self._awaits_small = parcel is self._small and parcel.in_flight
             return False
         if self.delay is None:
-            return self._steps - parcel.sent_at >= self.every
+            waits_by_request = self._steps - parcel.sent_at < self.every
+            self._awaits_small &= not waits_by_request
+            return not waits_by_request
         # Exactly so late means exactly when, too: the parts of x take turns within the interval.
         interval = max(self.every, self.delay)
         first = self.every + self._turn * interval // len(self._parcels)
@@ -221,12 +225,19 @@ class LASGD(Strategy):
 
     def _cut(self, fragments: int) -> None:
         small: Fragment = ()
-        rest = self.replica
+        small_shared: Fragment | None = None
+        rest, rest_shared = self.replica, self._shared
         self._spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
         if self.delay is None and self.max_delay != 0 and fragments > self._spacing:
-            small, rest = rest.set_apart(int(SMALL_SHARE * self._spacing * rest.nbytes / fragments))
-        self._large = [Parcel(part, self.wire_dtype) for part in rest.fragments(fragments)]
-        self._small = Parcel(small, self.wire_dtype) if small else None
+            most = int(SMALL_SHARE * self._spacing * rest.nbytes / fragments)
+            small, rest = rest.set_apart(most)
+            if rest_shared is not None:
+                small_shared, rest_shared = rest_shared.set_apart(most)
+        parts = rest.fragments(fragments)
+        references = [None] * len(parts) if rest_shared is None else rest_shared.fragments(fragments)
+        self._large = [Parcel(part, self.wire_dtype, own) for part, own in zip(parts, references, strict=True)]
+        self._small = Parcel(small, self.wire_dtype, small_shared) if small else None
+        self._spacing = min(self._spacing, len(self._large))
         self._take_turns()
         self.parts = len(self._large)
 
