@@ -23,13 +23,13 @@ import torch
 from matplotlib.figure import Figure
 
 from offbeat.cost.calibrate_steps import one_after_the_other
+from offbeat.cost.cpu_step import visit
 from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.gpu_step import visit_on_gpu
 from offbeat.cost.predict import predict
 from offbeat.cost.profile_at import device_name
 from offbeat.cost.real_step import RealStep
 from offbeat.cost.subject import Subject
-from offbeat.cost.timed_step import visit
 from offbeat.cost.zoo import held_out, references
 from offbeat.malloc import keep_freed_memory
 from offbeat.report.table import human_seconds, percent
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--device", required=True, help="a profile")
     parser.add_argument("--bf16", action="store_true", help="under autocast")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a visit, about")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a visit, about, on a CPU")
     parser.add_argument("--json", type=Path, help="for the numbers")
     parser.add_argument("--out", type=Path, help="for a picture")
     given = parser.parse_args()
@@ -152,7 +152,7 @@ def by_torch(subject: Subject, batch: int) -> float | None:
             with estimator(estimate_mode_type="operator-level-cost-model"):
                 step()
     except Exception as error:  # whatever it does not know
-        print(f"torch's estimator fails for {subject.name}: {str(error).splitlines()[0]}")
+        print(f"torch's estimator fails for {subject.name}: {repr(error)[:200]}")
         return None
     return 1e-3 * float(estimator.total_runtime)
 

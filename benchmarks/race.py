@@ -51,7 +51,6 @@ RACES = {
     "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
     "averages": f"{TO_ACCURACY} --repeats 3 --strategies {AVERAGES},{DILOCO}",
     "half-rate": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {AVERAGES},{DILOCO}",
-    "half-rate-ddp": f"{AT_HALF_THE_RATE} --strategies ddp",
     "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire

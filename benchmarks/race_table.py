@@ -24,6 +24,7 @@ from offbeat.report.summary import DPI, style_axes
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+TO_ACCURACY = ("accuracy", "accuracy-pairs", "seeds", "averages")  # races that differ in strategies and seeds alone
 PICTURE = ROOT / "docs" / "images" / "race.png"
 
 Run = dict[str, Any]
@@ -75,11 +76,9 @@ def seconds_text(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def to_accuracy_table(
-    races: Sequence[Race], *, target: float | None = None, only: Callable[[str], bool] = lambda _: True
-) -> list[str]:
+def to_accuracy_table(races: Sequence[Race], *, only: Callable[[str], bool] = lambda _: True) -> list[str]:
     """All seeds of all races, the fastest strategy first. "Faster" compares medians over the seeds that both have."""
-    target = races[0].record["target_accuracy"] if target is None else target
+    target = races[0].record["target_accuracy"]
     runs = {strategy: own for strategy, own in newest_runs(races).items() if strategy != "none" and only(strategy)}
     times = {strategy: {seed_of(run): seconds_of(run, target) for run in runs[strategy]} for strategy in runs}
     rows = [
@@ -154,20 +153,21 @@ def ceilings_table(races: Sequence[Race]) -> list[str]:
     return rows
 
 
-def draw(race: Race, path: Path) -> None:
+def draw(races: Sequence[Race], path: Path) -> None:
     """Accuracy against time, of the first seed."""
-    chosen = [s for s in race.strategies if s != "none" and race.runs(s)[0]["failure"] is None]
+    first = {strategy: runs[0] for strategy, runs in newest_runs(races).items() if strategy != "none"}
+    chosen = [strategy for strategy, run in first.items() if seed_of(run) == 0 and run["failure"] is None]
     figure = Figure(figsize=(9.0, 4.6), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     style_axes(axes, "Accuracy against time, 4 workers, 100 Mbit/s")
     for index, (strategy, colour) in enumerate(zip(chosen, colours_of(chosen), strict=True)):
-        curve = race.runs(strategy)[0]["curve"]
+        curve = first[strategy]["curve"]
         rival = ".py:" in strategy
         line = ":" if index >= len(PALETTE) else "--" if rival else "-"  # beyond the colours, lines differ
         seconds, accuracies = ([point[name] for point in curve] for name in ("seconds", "accuracy"))
         label = shown(strategy).replace("`", "")
         axes.plot(seconds, accuracies, line, color=colour, linewidth=1.0 if rival else 2.0, label=label)
-    axes.axhline(race.record["target_accuracy"], color="#888", linewidth=0.8, linestyle=":")
+    axes.axhline(races[0].record["target_accuracy"], color="#888", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
     axes.set_ylim(0.6, None)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -179,7 +179,7 @@ def draw(race: Race, path: Path) -> None:
 
 def blocks() -> dict[str, list[str]]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
-    accuracy = _read("accuracy", "accuracy-pairs", "seeds", "averages")
+    accuracy = _read(*TO_ACCURACY)
     half_rate = _read("half-rate")
     straggler = Race.read("straggler")
     gpu = _read("gpu", "gpu-ddp", "gpu-daso")
@@ -236,9 +236,9 @@ def main() -> None:
             if not arguments.check:
                 path.write_text(new, encoding="utf-8")
     if not arguments.check:
-        race = Race.read("accuracy")
-        if race is not None:
-            draw(race, PICTURE)
+        races = _read(*TO_ACCURACY)
+        if races:
+            draw(races, PICTURE)
     elif stale:
         sys.exit(f"{', '.join(stale)} differ from benchmarks/results: run python benchmarks/race_table.py")
 

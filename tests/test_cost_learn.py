@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 from offbeat.cost import Device, Kernel, TracedStep, trace
 from offbeat.cost.counts import bytes_of
+from offbeat.cost.cpu_step import visit
 from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.features import NAMES, features
 from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
@@ -29,7 +30,6 @@ from offbeat.cost.random_models import random_models
 from offbeat.cost.residual import from_dict, learn_mlps, learn_trees
 from offbeat.cost.roofline import op_seconds
 from offbeat.cost.subject import find_subject
-from offbeat.cost.timed_step import visit
 from offbeat.cost.trace import Platform
 from offbeat.cost.verdict import notes
 from offbeat.cost.zoo import held_out, learned_from

@@ -15,6 +15,7 @@ from torch import nn
 
 from offbeat.cost import trace
 from offbeat.cost.calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
+from offbeat.cost.cpu_step import Timed, visit
 from offbeat.cost.host import PhaseTiming, StepTiming
 from offbeat.cost.kernel import Kernel, Ref, Spec
 from offbeat.cost.profile import Profile, Timing
@@ -22,7 +23,6 @@ from offbeat.cost.random_models import random_models
 from offbeat.cost.real_step import RealStep
 from offbeat.cost.reuse import CACHES, Touched, nearness
 from offbeat.cost.subject import Subject, find_subject
-from offbeat.cost.timed_step import Timed, visit
 from offbeat.cost.trace import Platform
 from offbeat.cost.visits import CallTimes, Visit
 from offbeat.cost.zoo import learned_from, references

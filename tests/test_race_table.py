@@ -44,7 +44,7 @@ def record(seconds: dict[str, list[float | None]]) -> dict[str, Any]:
 def test_tables_and_results_agree(table: ModuleType) -> None:
     found = table.blocks()
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "docs" / "race.md")]
-    assert {"race", "race-short", "race-gpu", "race-ceilings", "race-straggler"} == found.keys()
+    assert {"race", "race-short", "race-half-rate", "race-gpu", "race-ceilings", "race-straggler"} == found.keys()
     for name in found:
         assert sum(text.count(f"<!-- {name}:begin -->") for text in texts) == 1, name
     for text in texts:
@@ -57,6 +57,14 @@ def test_the_fastest_comes_first_and_every_seed_is_shown(table: ModuleType) -> N
     assert [row.split("|")[1].strip() for row in rows] == ["`sgp`", "`ddp`", "`lasgd`"]
     assert "| 10.0, never | - |" in rows[2], "a median with one that never got there is none"
     assert "| 30.0 | 3.3 | 0.50 | - | 90.0% |" in rows[0], "compared in the seed that both have"
+    assert "| 100, 120 | 1.0 |" in rows[1]
+
+
+def test_the_latest_run_of_a_seed_counts(table: ModuleType) -> None:
+    early, late = record({"ddp": [100.0, 120.0], "lasgd": [20.0]}), record({"lasgd": [10.0]})
+    late["date"] = "2026-02-02T03:04:05Z"
+    rows = table.to_accuracy_table([table.Race("late", late), table.Race("early", early)])[2:]
+    assert "| 10.0 | 10.0 |" in rows[0]
     assert "| 100, 120 | 1.0 |" in rows[1]
 
 

@@ -110,5 +110,5 @@ _FLAGS = {training: torch.tensor(float(training), dtype=torch.float64) for train
 
 
 def training_flag(training: bool) -> Tensor:
-    """A message of one number; its average is above zero while any rank still trains."""
+    """A message of one number; its average is above zero where any rank says so: that it still trains, usually."""
     return _FLAGS[training]

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from ..errors import OffbeatError
+from .cpu_step import visit
 from .host import step_timing
 from .kernel import SHORT, Kernel
 from .profile import Profile, Timing
 from .profile_at import profile_at
 from .real_step import RealStep
 from .subject import Subject
-from .timed_step import visit
 from .trace import Platform, TracedStep
 from .visits import Visit
 

@@ -62,14 +62,14 @@ def call_like_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return func(*args, **kwargs)
 
 
-def _cross_entropy(inputs: Tensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+def _cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
     """A GPU takes the logarithms as they come, and widens them for the loss; the CPU widens first."""
     smooth = (args[4] if len(args) > 4 else kwargs.get("label_smoothing", 0.0)) > 0
     if smooth or target.is_floating_point():
-        return _CROSS_ENTROPY(_widened(inputs), target, weight, *args, **kwargs)
+        return _CROSS_ENTROPY(_widened(input), target, weight, *args, **kwargs)
     kwargs = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
     with torch.autocast("cpu", enabled=False):
-        logarithms = F.log_softmax(inputs, dim=min(1, inputs.dim() - 1))
+        logarithms = F.log_softmax(input, dim=min(1, input.dim() - 1))
         return F.nll_loss(_widened(logarithms), target, weight, *args[:4], **kwargs)
 
 

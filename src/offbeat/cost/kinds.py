@@ -1,4 +1,4 @@
-"""kind_of: the class of an operator. Kernels of one class are timed together and share one model."""
+"""kind_of: the class of an operator. Kernels of one class share one model."""
 
 import re
 

@@ -17,6 +17,7 @@ from ..errors import BadInput
 from ..malloc import keep_freed_memory
 from ..sim.network import Link
 from .calibrate_steps import Case, Visiting, at_usual_speed, case_name, in_turns, visit_models
+from .cpu_step import visit
 from .device_profile import DeviceProfile
 from .fit import Fitted
 from .gpu_step import visit_on_gpu
@@ -27,8 +28,7 @@ from .profile import Profile
 from .profile_at import device_name, setup_of
 from .random_models import random_models
 from .subject import Subject
-from .timed_step import visit
-from .trace import Platform
+from .trace import Platform, TracedStep
 from .zoo import held_out, learned_from, references
 
 LEARN_SECONDS = 60.0  # of the time; what is left is for measuring
@@ -36,6 +36,7 @@ BATCHES = {"cpu": (2, 8, 32), "cuda": (4, 32, 256)}
 VISITING: Mapping[Platform, Visiting] = {"cpu": visit, "cuda": visit_on_gpu}
 LOCAL = {"cpu": Link(bytes_per_second=5e9, seconds=2e-5), "cuda": Link(bytes_per_second=32e9, seconds=5e-6)}
 BAND_OF_THE_REST = (0.5, 2.0)  # classes that were not measured
+MOST_MEMORY = 0.4  # of the device's, for a random model
 
 Step = Callable[[str, int, int], None]  # what is done now, how much of it, of how much (0: what there is time for)
 
@@ -64,7 +65,11 @@ class Calibration:
         return [(subject, batch) for subjects in zip(*each, strict=True) for batch in batches for subject in subjects]
 
     def random_cases(self) -> Iterator[Case]:
-        each = [random_models(seed=self.seed, platform=self.platform, autocast=own) for own in self.precisions]
+        most = MOST_MEMORY * _memory_of(self.device)
+        each = [
+            random_models(seed=self.seed, platform=self.platform, autocast=own, most_bytes=most)
+            for own in self.precisions
+        ]
         return itertools.chain.from_iterable(zip(*each, strict=True))
 
 
@@ -74,11 +79,12 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     end = time.monotonic() + 60 * how.minutes - min(LEARN_SECONDS, 30 * how.minutes)
     measured = at_usual_speed(_visited(how, judged_by, end, step))
     traced = {case_name(subject, batch): subject.at(batch) for subject, batch in judged_by}
-    seen = learned_from_only(measured.timings, traced)
+    unseen = {subject.name for subject, _batch in judged_by}
+    seen = learned_from_only(measured.timings, _in_all_precisions(judged_by))
     if len(seen) < FEWEST:
         raise BadInput(f"--minutes {how.minutes:g} was time for {len(seen)} kernels to learn from: give more")
     step("learning", 0, 1)
-    own_steps = [timing for name, timing in measured.steps.items() if name not in traced]
+    own_steps = [timing for name, timing in measured.steps.items() if name.partition(",")[0] not in unseen]
     host = fit_host(own_steps, how.platform)
     known = measured_device(
         device_name(how.device),
@@ -100,8 +106,20 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
         source=f"offbeat calibrate: {len(measured.timings)} kernels",
     )
     real = {name: timing.seconds for name, timing in measured.steps.items() if name in traced}
+    if not real:
+        raise BadInput(f"--minutes {how.minutes:g} was not time for a step of a held-out model: give more")
     predicted = {name: predict(traced[name], profile).time.seconds for name in real}
     return _judged(profile, {name: predicted[name] / seconds - 1 for name, seconds in real.items()})
+
+
+def _in_all_precisions(cases: list[Case]) -> dict[str, TracedStep]:
+    """An earlier call, which this one goes on from, may have measured with autocast, or without."""
+    both = [
+        (replace(subject, autocast=own, _traced={}), batch)
+        for subject, batch in cases
+        for own in (None, torch.bfloat16)
+    ]
+    return {case_name(subject, batch): subject.at(batch) for subject, batch in both}
 
 
 def kernels_file(path: Path) -> Path:

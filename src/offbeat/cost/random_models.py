@@ -178,9 +178,14 @@ FAMILIES = (_convolutional, _perceptron, _convolutional, _sequence, _convolution
 
 
 def random_models(
-    *, seed: int, platform: Platform, autocast: torch.dtype | None = None, most_flops: float | None = None
+    *,
+    seed: int,
+    platform: Platform,
+    autocast: torch.dtype | None = None,
+    most_flops: float | None = None,
+    most_bytes: float = math.inf,
 ) -> Iterator[tuple[Subject, int]]:
-    """Models with a batch size each, without end; the same seed gives the same ones."""
+    """Models with a batch size each, without end; the same seed and limits give the same ones."""
     most_flops = MOST_FLOPS[platform] if most_flops is None else most_flops
     sizes = (ON_A_CPU if platform == "cpu" else ON_A_GPU)(Random(seed))
     number = 0
@@ -195,7 +200,7 @@ def random_models(
                 classes=CLASSES if inputs.is_floating_point() else FEWEST_CHARACTERS,
             )  # fmt: skip
             batch = max(2, sizes.size(2, sizes.most_batch))  # of one sample a BatchNorm has no variance
-            while batch > 2 and subject.at(batch).flops > most_flops:
+            while batch > 2 and (subject.at(batch).flops > most_flops or subject.at(batch).memory.peak > most_bytes):
                 batch = max(2, batch // 4)
             yield subject, batch
 
