@@ -22,7 +22,8 @@ RACE = (
 )
 TO_ACCURACY, AT_HALF_THE_RATE = f"{RACE} --learning-rate 0.02", f"{RACE} --learning-rate 0.01"
 EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
-AVERAGES, PAIRS = "lasgd,lasgd:wire_dtype=bfloat16", "gossip,a2cid2"
+NARROW = "lasgd:wire_dtype=bfloat16"
+AVERAGES, PAIRS = f"lasgd,{NARROW}", "gossip,a2cid2"
 BEST_RIVALS = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
 DILOCO = f"{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
 BEST_RIVALS += f",{DILOCO}"
@@ -51,6 +52,8 @@ RACES = {
     "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
     "averages": f"{TO_ACCURACY} --repeats 3 --strategies {AVERAGES},{DILOCO}",
     "half-rate": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {AVERAGES},{DILOCO}",
+    "narrow": f"{TO_ACCURACY} --repeats 3 --strategies {NARROW}",
+    "half-rate-narrow": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {NARROW}",
     "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire

@@ -24,7 +24,13 @@ from offbeat.report.summary import DPI, style_axes
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-TO_ACCURACY = ("accuracy", "accuracy-pairs", "seeds", "averages")  # races that differ in strategies and seeds alone
+TO_ACCURACY = (
+    "accuracy",
+    "accuracy-pairs",
+    "seeds",
+    "averages",
+    "narrow",
+)  # races that differ in strategies and seeds alone
 PICTURE = ROOT / "docs" / "images" / "race.png"
 
 Run = dict[str, Any]
@@ -180,7 +186,7 @@ def draw(races: Sequence[Race], path: Path) -> None:
 def blocks() -> dict[str, list[str]]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     accuracy = _read(*TO_ACCURACY)
-    half_rate = _read("half-rate")
+    half_rate = _read("half-rate", "half-rate-narrow")
     straggler = Race.read("straggler")
     gpu = _read("gpu", "gpu-ddp", "gpu-daso")
     ceilings = _read("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
