@@ -172,8 +172,8 @@ def test_shipped_profiles_are_sound() -> None:
             assert profile.kernels is None
             low, high = profile.band
             assert low < 1 < high
-    times = {name: predict(subject().at(256), load_profile(name)).time.seconds for name in ("h200", "a100", "t4")}
-    assert times["h200"] < times["a100"] < times["t4"]
+    times = {name: predict(subject().at(256), load_profile(name)).time.seconds for name in ("h100", "a100", "t4")}
+    assert times["h100"] < times["a100"] < times["t4"]
 
 
 def test_command_writes_rows(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_bad_input_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], flags: str, pattern: str
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "broken.json").write_text('{"version": 1}')
+    (tmp_path / "broken.json").write_text('{"version": 2}')
     (tmp_path / "old.json").write_text('{"version": 0}')
     tiny = replace(load_profile("t4"), device=replace(load_profile("t4").device, memory_bytes=1_000_000))
     tiny.save(tmp_path / "tiny.json")
