@@ -1,0 +1,103 @@
+"""What can be said of a GPU without one: whose kernels are whose, where its threads run, and how it is traced."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from offbeat.cost import trace
+from offbeat.cost.gpu_step import MARK, Marked, on_one_core
+from offbeat.cost.random_models import random_models
+
+
+@dataclass
+class Event:
+    """As torch's profiler has them."""
+
+    name: str
+    cpu_parent: "Event | None" = None
+    kernels: list[Any] = field(default_factory=list)
+
+
+def kernel(microseconds: float) -> Any:
+    return SimpleNamespace(duration=microseconds)
+
+
+def test_kernels_belong_to_the_call_that_they_were_launched_in() -> None:
+    marked = Marked(split=True)
+    x, weight = torch.zeros(1, 2, 4, 4, requires_grad=True), torch.zeros(3, 2, 3, 3, requires_grad=True)
+    with marked:
+        F.conv2d(x, weight).sum().backward()  # type: ignore[no-untyped-call]
+    calls = marked.by_call(range(100))
+    gradients = next(own for own in calls if len(own) > 1)  # of the input and of the weights, one by one
+    assert len(gradients) == 2
+    of_input, of_weight = (Event(f"{MARK}{number:.0f}") for number in gradients)
+    events = [
+        of_input,
+        of_weight,
+        Event("aten::convolution_backward", of_input, [kernel(10.0), kernel(20.0)]),
+        Event("cudnn", Event("aten::convolution_backward", of_weight), [kernel(40.0)]),
+        Event("somewhere else", None, [kernel(1000.0)]),
+    ]
+    seconds = marked.seconds(events, gap=1e-6)  # type: ignore[arg-type]
+    assert [seconds[int(number)] for number in gradients] == pytest.approx([32e-6, 41e-6])
+    assert sum(seconds) == pytest.approx(73e-6)
+
+
+def test_all_threads_run_on_one_core_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("threads cannot be told where to run here")
+    before = os.sched_getaffinity(0)
+    with pytest.raises(RuntimeError, match="on the way"), on_one_core():
+        assert len(os.sched_getaffinity(0)) == 1
+        raise RuntimeError("on the way")
+    assert os.sched_getaffinity(0) == before
+
+
+def traced_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> list[str]:
+    step = trace(
+        lambda: nn.Linear(8, 4), torch.zeros(2, 8), torch.zeros(2, dtype=torch.long), loss=loss,
+        optimizer=partial(torch.optim.SGD, lr=0.1), platform="cuda", autocast=torch.bfloat16,
+    )  # fmt: skip
+    forward = [op.kernel for op in step.of("forward")]
+    return [
+        f"{each.operator} {each.dtype}".removeprefix("_") for each in forward[forward.index(_product(forward)) + 1 :]
+    ]
+
+
+def _product(kernels: list[Any]) -> Any:
+    return next(each for each in kernels if each.kind == "matmul")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.cross_entropy,
+        lambda outputs, targets: F.cross_entropy(input=outputs, target=targets),
+        lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=0.0, reduction="mean"),
+    ],
+)
+def test_a_gpu_takes_logarithms_before_it_widens(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """As seen on one."""
+    widened = ["log_softmax torch.bfloat16", "to_copy torch.bfloat16", "nll_loss_forward torch.float32"]
+    assert traced_loss(loss) == widened
+
+
+def test_smoothed_labels_are_widened_first() -> None:
+    assert traced_loss(partial(F.cross_entropy, label_smoothing=0.1))[0] == "to_copy torch.bfloat16"
+
+
+def test_random_models_fit_into_the_memory() -> None:
+    def peaks(most_bytes: float) -> list[int]:
+        drawn = random_models(seed=0, platform="cuda", most_bytes=most_bytes)
+        return [subject.at(batch).memory.peak for subject, batch in (next(drawn) for _ in range(6)) if batch > 2]
+
+    assert max(peaks(float("inf"))) > 100e6
+    assert max(peaks(100e6), default=0) <= 100e6
