@@ -45,7 +45,7 @@ def test_a_faster_device_is_faster_and_a_larger_batch_slower(tmp_path: Path) -> 
         return value
 
     assert speed("--device", "cpu2", "--batch", "512") < speed("--device", "cpu2", "--batch", "16")
-    assert speed("--device", "t4", "--batch", "512") != speed("--device", "h100", "--batch", "512")
+    assert speed("--device", "cpu2", "--batch", "512") < speed("--device", "h100", "--batch", "512")
 
 
 def test_sweeps_take_it_too(tmp_path: Path) -> None:
