@@ -46,7 +46,7 @@ def imagined(kernel: Kernel) -> Timing:
     """Matrix products reach less of the rate the fewer rows they have; all else half of the bandwidth."""
     busy = op_seconds(kernel, DEVICE) - DEVICE.launch_seconds
     factor = 1 + 20 / kernel.inputs[0].shape[0] if kernel.kind == "matmul" else 2.0
-    return Timing(DEVICE.launch_seconds + busy * factor, 0.0, 3)
+    return Timing(DEVICE.launch_seconds + busy * factor, 3)
 
 
 @lru_cache
@@ -200,7 +200,7 @@ def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
 
 def test_judging_knows_a_perfect_model_from_none() -> None:
     exact = replace(DEVICE, launch_seconds=0.0)
-    free = {kernel: Timing(max(1e-12, op_seconds(kernel, exact)), 0.0, 3) for kernel in timings()}
+    free = {kernel: Timing(max(1e-12, op_seconds(kernel, exact)), 3) for kernel in timings()}
     judged = judge(KernelModel({}, {}), free, exact, {"300": perceptron(300)})
     assert judged.mean < 1e-9
     assert max(judged.by_kind.values()) < 1e-9

@@ -132,6 +132,8 @@ def _say(profile: DeviceProfile, path: Path) -> None:
         mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))
         steps = counted(len(learned[way]["models"]), "held-out step")
         print(f"  {way}: {mean} mean, {worst} worst error of {steps}{mark}")
+    if learned["left_out"]:
+        print(f"  left out, as they issue other operations than their trace: {'; '.join(learned['left_out'])}")
     if profile.all_reduce is not None:
         fitted = profile.all_reduce
         pieces = counted(len(fitted.pieces), "piece")

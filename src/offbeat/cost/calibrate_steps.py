@@ -42,29 +42,28 @@ def visit_models(
 ) -> Profile:
     """Visit the models into the profile at `path`; those that it has already are not visited again."""
     began = saved = time.monotonic()
-    unlike = list[str]()
     profile = profile_at(path, device)
     beside = one_after_the_other(references)
     for number, (subject, batch) in enumerate(cases, 1):
         if time.monotonic() - began > at_most_seconds:
             break
         name = case_name(subject, batch)
-        if name not in profile.steps:
+        if name not in profile.steps and name not in profile.unlike:
             found = visiting(RealStep(subject, batch, device), beside)
             if _like(subject.at(batch), found):
                 _add(profile, name, subject.at(batch), found, subject.platform)
             else:
-                unlike.append(name)
+                profile.unlike.append(name)
             if time.monotonic() - saved > SAVE_EVERY_SECONDS:
                 profile.save(path)
                 saved = time.monotonic()
         if progress is not None:
             progress(number, (subject, batch))
     profile.save(path)
-    if len(unlike) > MOST_UNLIKE * len(profile.steps):
+    if len(profile.unlike) > MOST_UNLIKE * len(profile.steps):
         raise OffbeatError(
-            f"{unlike[0]}: a real step does not issue the operations of its trace, so they cannot be timed "
-            f"({len(unlike)} such steps, {len(profile.steps)} others)"
+            f"{profile.unlike[0]}: a real step does not issue the operations of its trace, so they cannot be timed "
+            f"({len(profile.unlike)} such steps, {len(profile.steps)} others)"
         )
     return profile
 
@@ -122,5 +121,4 @@ def _add(profile: Profile, name: str, trace: TracedStep, found: Visit, platform:
         calls, total = len(taken), sum(taken)
         if before is not None:
             calls, total = calls + before.calls, total + before.calls * before.seconds
-        spread = statistics.pstdev(taken) / statistics.fmean(taken)
-        profile.timings[kernel] = Timing(total / calls, spread, calls)
+        profile.timings[kernel] = Timing(total / calls, calls)

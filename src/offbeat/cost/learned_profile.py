@@ -109,7 +109,8 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     if not real:
         raise BadInput(f"--minutes {how.minutes:g} was not time for a step of a held-out model: give more")
     predicted = {name: predict(traced[name], profile).time.seconds for name in real}
-    return _judged(profile, {name: predicted[name] / seconds - 1 for name, seconds in real.items()})
+    errors = {name: predicted[name] / seconds - 1 for name, seconds in real.items()}
+    return _judged(profile, errors, measured.unlike)
 
 
 def _in_all_precisions(cases: list[Case]) -> dict[str, TracedStep]:
@@ -147,10 +148,10 @@ def _usual_dispatch(steps: list[StepTiming]) -> float:
     return sum(phase.host_seconds for phase in phases) / max(1, sum(sum(phase.calls.values()) for phase in phases))
 
 
-def _judged(profile: DeviceProfile, errors: Mapping[str, float]) -> DeviceProfile:
-    """With the errors of real steps of held-out models."""
+def _judged(profile: DeviceProfile, errors: Mapping[str, float], left_out: list[str]) -> DeviceProfile:
+    """With the errors of real steps of held-out models, and the names of steps that could not be timed."""
     assert profile.kernels is not None
-    held_out = {**profile.kernels.held_out, "steps": Judged(errors, {}).as_dict()}
+    held_out = {**profile.kernels.held_out, "steps": Judged(errors, {}).as_dict(), "left_out": left_out}
     return replace(profile, kernels=replace(profile.kernels, held_out=held_out))
 
 

@@ -20,7 +20,6 @@ class Timing:
     """Of a kernel, over all places where it was met."""
 
     seconds: float  # the mean
-    spread: float  # standard deviation, relative to it
     calls: int
 
 
@@ -33,6 +32,7 @@ class Profile:
     timings: dict[Kernel, Timing] = field(default_factory=dict)
     steps: dict[str, StepTiming] = field(default_factory=dict)  # by model and batch
     reference_seconds: float | None = None  # of the references' steps: all times are at this speed of the CPU
+    unlike: list[str] = field(default_factory=list)  # steps that issue other operations than their trace: left out
 
     def save(self, path: Path) -> None:
         """Whole or not at all: a calibration that is interrupted goes on where it was."""
@@ -41,6 +41,7 @@ class Profile:
             "device": self.device,
             "setup": self.setup,
             "reference_seconds": self.reference_seconds,
+            "unlike": self.unlike,
             "steps": {name: asdict(step) for name, step in self.steps.items()},
             "kernels": list(self._rows()),
         }
@@ -51,7 +52,7 @@ class Profile:
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for kernel, timing in self.timings.items():
-            yield to_json(kernel) | {"seconds": timing.seconds, "spread": timing.spread, "calls": timing.calls}
+            yield to_json(kernel) | {"seconds": timing.seconds, "calls": timing.calls}
 
     @classmethod
     def load(cls, path: Path) -> "Profile":
@@ -61,9 +62,9 @@ class Profile:
                 raise BadInput(
                     f"profile {path} is of version {read['version']}, not {VERSION}: delete it, and calibrate again"
                 )
-            timings = {from_json(row): Timing(row["seconds"], row["spread"], row["calls"]) for row in read["kernels"]}
+            timings = {from_json(row): Timing(row["seconds"], row["calls"]) for row in read["kernels"]}
             steps = {name: _step(row) for name, row in read["steps"].items()}
-            return cls(read["device"], read["setup"], timings, steps, read["reference_seconds"])
+            return cls(read["device"], read["setup"], timings, steps, read["reference_seconds"], read["unlike"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, BadInput):
                 raise
