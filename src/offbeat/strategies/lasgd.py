@@ -260,9 +260,8 @@ class LASGD(Strategy):
         if changes:
             self._spacing = min(2 * self._spacing, len(self._large))
             self._take_turns()
-        ran_dry = (
-            not changes and self._dry_rides > MOST_DRY * self._rides
-        )  # counted in the old order it means nothing now
+        often_dry = self._dry_rides > MOST_DRY * self._rides
+        ran_dry = often_dry and not changes  # counted in the old order it means nothing now
         self._rides = self._dry_rides = 0
         self._space_out = self.comm.average(training_flag(ran_dry), self.comm.layout.ranks)
 
