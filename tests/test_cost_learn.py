@@ -321,3 +321,28 @@ def test_all_reduces_among_local_workers() -> None:
 def test_bad_input(tmp_path: Path, flags: str, pattern: str) -> None:
     with pytest.raises(BadInput, match=pattern):
         run_here(["calibrate", *flags.split()], tmp_path)
+
+
+@pytest.mark.parametrize(("mean", "warned"), [(0.05, False), (0.4, True)])
+def test_a_finished_calibration_leaves_nothing_beside_it_and_says_when_it_is_poor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mean: float, warned: bool
+) -> None:
+    from offbeat.cost import calibrate_command
+
+    path = tmp_path / "here.json"
+
+    def made(how: Calibration, *_: object) -> DeviceProfile:
+        kernels_file(how.path).write_text("measured so far")
+        judged = {"mean": mean, "worst": mean, "models": {"x": mean}}
+        kernels = replace(learned(), held_out={**learned().held_out, "steps": judged, "left_out": ["x, batch 2"]})
+        return replace(profile_with(kernels), kernels=kernels)
+
+    monkeypatch.setattr(calibrate_command, "learned_profile", made)
+    calibrate_command.calibrate(
+        device="cpu", name=None, out=path, minutes=1.0, workers=None, bf16=None, seed=0, quiet=False
+    )
+    printed = capsys.readouterr().out
+    assert path.exists()
+    assert not kernels_file(path).exists()
+    assert ("that is much: calibrate again" in printed) == warned
+    assert "left out, as they issue other operations than their trace: x, batch 2" in printed

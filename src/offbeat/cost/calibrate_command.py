@@ -17,12 +17,13 @@ from ..report.table import counted, percent
 from .device_profile import PROFILES, DeviceProfile
 from .fit import Fitted, fit
 from .kernel import SHORT
-from .learned_profile import Calibration, Step, learned_profile
+from .learned_profile import Calibration, Step, kernels_file, learned_profile
 from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
 from .profile_at import device_name
 from .trace import PLATFORMS, Platform
 
 MOST_MINUTES = 10.0
+MUCH = 0.2  # as the mean error of real steps
 
 
 def calibrate(
@@ -62,6 +63,7 @@ def calibrate(
             )
             profile = learned_profile(how, fitted, step)
             profile.save(path)
+            kernels_file(path).unlink(missing_ok=True)  # the next calibration begins anew
             if not quiet:
                 _say(profile, path)
 
@@ -132,6 +134,8 @@ def _say(profile: DeviceProfile, path: Path) -> None:
         mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))
         steps = counted(len(learned[way]["models"]), "held-out step")
         print(f"  {way}: {mean} mean, {worst} worst error of {steps}{mark}")
+    if learned["steps"]["mean"] > MUCH:
+        print("  that is much: calibrate again when nothing else runs here, or with more --minutes")
     if learned["left_out"]:
         print(f"  left out, as they issue other operations than their trace: {'; '.join(learned['left_out'])}")
     if profile.all_reduce is not None:
