@@ -1,6 +1,7 @@
 """All tests: one torch thread (two cores are shared), and nothing left behind."""
 
 import multiprocessing
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +16,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as in the background of a script: tests send these to processes
+        signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True)
