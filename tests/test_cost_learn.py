@@ -21,8 +21,8 @@ from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.features import NAMES, features
 from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
 from offbeat.cost.kernel_model import LEAST_ERROR, KernelModel
-from offbeat.cost.learn import judge, learn_kernels, measured_device
-from offbeat.cost.learned_profile import Calibration, kernels_file, learned_profile
+from offbeat.cost.learn import judge, learn_kernels, learned_from_only, measured_device
+from offbeat.cost.learned_profile import Calibration, judged_kernels, kernels_file, learned_profile
 from offbeat.cost.measured_collectives import measured_all_reduces
 from offbeat.cost.predict import predict
 from offbeat.cost.profile import Profile, Timing
@@ -321,6 +321,17 @@ def test_all_reduces_among_local_workers() -> None:
 def test_bad_input(tmp_path: Path, flags: str, pattern: str) -> None:
     with pytest.raises(BadInput, match=pattern):
         run_here(["calibrate", *flags.split()], tmp_path)
+
+
+def test_a_precision_that_is_not_judged_by_is_not_learned_from_either() -> None:
+    """As left by an earlier call with autocast, from which one without goes on."""
+    from offbeat.cost.learned_profile import _in_all_precisions
+
+    subject = next(held_out("cpu"))
+    narrow = next(held_out("cpu", torch.bfloat16))
+    timings = {kernel: Timing(1.0, 1) for each in (subject, narrow) for kernel in each.at(2).kernels}
+    assert not learned_from_only(timings, _in_all_precisions([(subject, 2)]))
+    assert set(judged_kernels(timings, {"own": subject.at(2)})) == set(subject.at(2).kernels) < set(timings)
 
 
 @pytest.mark.parametrize(("mean", "warned"), [(0.05, False), (0.4, True)])

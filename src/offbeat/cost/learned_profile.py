@@ -22,9 +22,10 @@ from .device_profile import DeviceProfile
 from .fit import Fitted
 from .gpu_step import visit_on_gpu
 from .host import StepTiming, fit_host
-from .learn import FEWEST, Judged, learn_kernels, learned_from_only, measured_device
+from .kernel import Kernel
+from .learn import FEWEST, Judged, Timings, learn_kernels, learned_from_only, measured_device
 from .predict import predict
-from .profile import Profile
+from .profile import Profile, Timing
 from .profile_at import device_name, setup_of
 from .random_models import random_models
 from .subject import Subject
@@ -80,7 +81,7 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     measured = at_usual_speed(_visited(how, judged_by, end, step))
     traced = {case_name(subject, batch): subject.at(batch) for subject, batch in judged_by}
     unseen = {subject.name for subject, _batch in judged_by}
-    seen = learned_from_only(measured.timings, _in_all_precisions(judged_by))
+    seen = dict(learned_from_only(measured.timings, _in_all_precisions(judged_by)))
     if len(seen) < FEWEST:
         raise BadInput(f"--minutes {how.minutes:g} was time for {len(seen)} kernels to learn from: give more")
     step("learning", 0, 1)
@@ -98,7 +99,7 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
         label="calibrated",
         band=BAND_OF_THE_REST,
         local=LOCAL[how.platform],
-        kernels=learn_kernels(measured.timings, known, traced, seed=how.seed),
+        kernels=learn_kernels(seen | judged_kernels(measured.timings, traced), known, traced, seed=how.seed),
         host=host,
         all_reduce=fitted,
         reference_seconds=measured.reference_seconds if how.platform == "cpu" else None,
@@ -121,6 +122,12 @@ def _in_all_precisions(cases: list[Case]) -> dict[str, TracedStep]:
         for own in (None, torch.bfloat16)
     ]
     return {case_name(subject, batch): subject.at(batch) for subject, batch in both}
+
+
+def judged_kernels(timings: Timings, judged_by: Mapping[str, TracedStep]) -> dict[Kernel, Timing]:
+    """Those of the steps that it is judged by, as they stand there: not those of another precision."""
+    theirs = {kernel for step in judged_by.values() for kernel in step.kernels}
+    return {kernel: timing for kernel, timing in timings.items() if kernel in theirs}
 
 
 def kernels_file(path: Path) -> Path:
