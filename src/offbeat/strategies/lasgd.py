@@ -7,7 +7,7 @@
 The corrections of all ranks add up to zero, so the mean over workers follows local SGD exactly. x travels in
 fragments, in turns: each has at most one average in flight (with two the recursion e' = e - e_delayed is only
 marginally stable), and the queue is just deep enough that the wire never runs dry, so that a fragment is merged a
-step or two after its snapshot. A late correction costs more than a rare one.
+few steps after its snapshot. A late correction costs more than a rare one.
 
 The small tensors (convolutions, norms, biases, the last layer) are a few per cent of the bytes and weigh much more in
 what is learned. They travel together, after every few fragments: their average is new in every second step.
