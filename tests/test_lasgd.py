@@ -13,7 +13,7 @@ from workers import run_workers
 import offbeat
 from offbeat.errors import BadInput
 from offbeat.layout import Layout, Ranks
-from offbeat.parcel import Parcel
+from offbeat.parcel import GatheredLetter, Letter, Parcel
 from offbeat.replica import Replica, Slot, flatten
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.comm import SimComm
@@ -311,6 +311,30 @@ def test_the_merge_uses_the_snapshot_as_it_was_rounded() -> None:
     parcel.merge()
     third = torch.tensor(1 / 3).bfloat16()
     torch.testing.assert_close(x, torch.full((5,), 4 / 3 - float(third) + float(third / 2)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("wire_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("late", [False, True])
+def test_pieces_handled_together_end_where_those_do_that_are_handled_one_by_one(
+    wire_dtype: str | None, late: bool
+) -> None:
+    sizes, ends = (5, 1, 16, 3), []
+    for kind in (Letter, GatheredLetter):
+        torch.manual_seed(0)
+        xs = [torch.randn(size) for size in sizes]
+        references = [x + 0.1 * torch.randn_like(x) for x in xs]
+        letter = kind(list(zip(xs, references, strict=True)), wire_dtype)
+        for _ in range(2):
+            letter.send(OneRank(), (0, 1), training=True)  # type: ignore[arg-type]
+            if late:
+                for x in xs:
+                    x += 1
+                letter.merge()
+            else:
+                letter.adopt()
+        ends.append(xs + references)
+    for one_by_one, together in zip(*ends, strict=True):
+        torch.testing.assert_close(together, one_by_one, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 100])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .comm import Average, Comm, Steps, Work
 from .layout import Ranks
-from .replica import Fragment, add_difference_, subtract_
+from .replica import GPU_CHUNK, Fragment, add_difference_, subtract_
 
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -44,7 +44,10 @@ class Parcel:
         alike: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor | None]]] = {}
         for x, shared in zip(part, reference or [None] * len(part), strict=True):
             alike.setdefault((x.dtype, x.device), []).append((x, shared))
-        self._letters = [Letter(pieces, wire_dtype) for pieces in alike.values()]
+        self._letters = [
+            (GatheredLetter if gathers([x for x, _ in pieces]) else Letter)(pieces, wire_dtype)
+            for pieces in alike.values()
+        ]
         self._works: Sequence[Average] = ()
 
     @property
@@ -113,15 +116,18 @@ class Letter:
         self._says_training = False
 
     def send(self, comm: Comm, ranks: Ranks, training: bool) -> Average:
+        self._take_snapshot()
+        if training != self._says_training:  # once or twice in a run: it is a kernel of its own
+            self._out[-1] = float(training)
+            self._says_training = training
+        return comm.average(self._out, ranks, out=self._in)
+
+    def _take_snapshot(self) -> None:
         for x, reference, sent, _ in self._pieces:
             if reference is None:
                 sent.copy_(x)
             else:
                 subtract_(x, reference, out=sent)
-        if training != self._says_training:  # once or twice in a run: it is a kernel of its own
-            self._out[-1] = float(training)
-            self._says_training = training
-        return comm.average(self._out, ranks, out=self._in)
 
     def relay(self, comm: Comm, source: int, ranks: Ranks) -> Work[Tensor]:
         return comm.broadcast(self._in, source, ranks, out=self._in)
@@ -150,6 +156,44 @@ class Letter:
         """Nothing moves, to the last bit, where the mean is x already."""
         for x, reference, _, mean in self._pieces:
             x.lerp_(mean if reference is None else reference.add_(mean), weight)
+
+
+class GatheredLetter(Letter):
+    """The same with a few kernels for all pieces together: on a GPU, one for each of many small ones takes longer to
+    launch than to run."""
+
+    def __init__(self, pieces: Sequence[tuple[Tensor, Tensor | None]], wire_dtype: str | None) -> None:
+        super().__init__(pieces, wire_dtype)
+        self._xs = [piece.x for piece in self._pieces]
+        self._references = [piece.reference for piece in self._pieces if piece.reference is not None]
+        self._sizes = [len(x) for x in self._xs]
+
+    def _take_snapshot(self) -> None:
+        if not self._references:
+            torch.cat(self._xs, out=self._out[:-1])
+        else:
+            self._out[:-1].copy_(torch.cat(torch._foreach_sub(self._xs, self._references)))
+
+    def merge(self) -> None:
+        mean = self._mean()
+        torch._foreach_add_(self._xs, torch.split(mean - self._out[:-1], self._sizes))
+        if self._references:
+            torch._foreach_add_(self._references, torch.split(mean, self._sizes))
+
+    def adopt(self) -> None:
+        if self._references:
+            torch._foreach_add_(self._references, torch.split(self._mean(), self._sizes))
+        torch._foreach_copy_(self._xs, self._references or torch.split(self._mean(), self._sizes))
+
+    def _mean(self) -> Tensor:
+        """As wide as x, so that what is made of it is not rounded again."""
+        return self._in[:-1].to(self._xs[0].dtype)
+
+
+def gathers(xs: Sequence[Tensor]) -> bool:
+    """Whether these are better handled together; what is large is busy for longer than it takes to launch, and would
+    need a temporary of its size."""
+    return xs[0].is_cuda and len(xs) > 1 and sum(map(len, xs)) <= GPU_CHUNK
 
 
 class Piece(NamedTuple):

@@ -42,11 +42,12 @@ def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]
     quick = replace(task, test=replace(task.test, inputs=inputs, targets=targets))
     last = {rank: max(s.number for s in found if s.rank == rank) for rank in {s.rank for s in found}}
     points: list[Point] = []
+    device = next(model.parameters()).device
     for snapshot in found:
         latest[snapshot.rank] = snapshot
         over = all(latest.get(rank) and latest[rank].number == last[rank] for rank in last)
         if len(latest) == ranks and (snapshot.rank == 0 or over):
-            load_flat(model, torch.stack([s.x() for s in latest.values()]).mean(0))
+            load_flat(model, torch.stack([s.x(device) for s in latest.values()]).mean(0))
             accuracy, loss = evaluate(model, task if over else quick)
             points.append(Point(snapshot.seconds, sum(s.step for s in latest.values()) / ranks, accuracy, loss))
     return points
@@ -77,8 +78,8 @@ class _Snapshot:
     step: int
     path: Path
 
-    def x(self) -> Tensor:
-        return safetensors.torch.load_file(str(self.path))["x"]
+    def x(self, device: torch.device) -> Tensor:
+        return safetensors.torch.load_file(str(self.path), device=str(device))["x"]
 
 
 def _read_all(folder: Path) -> Iterator[_Snapshot]:

@@ -108,6 +108,9 @@ def work(config: Config, rank: int) -> Report:
     join_process_group(device, TIMEOUT_SECONDS)
     torch.manual_seed(config.seed)
     model = task.model().to(device)
+    train = task.train
+    if device.type == "cuda":  # as one trains there: the data beside the model, pixels in the order convolutions want
+        train, model = train.to(device), model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     torch.manual_seed(worker_seed(config.seed, rank))
     optimizer = task.optimizer(model.parameters())
     setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [])
@@ -123,7 +126,7 @@ def work(config: Config, rank: int) -> Report:
         waited_before = attachment.trace.seconds["wait"] if attachment is not None else 0.0
         for step in range(1, config.steps + 1):
             since = time.monotonic()
-            inputs, targets = task.train.batch(shard.indices(step - 1))
+            inputs, targets = train.batch(shard.indices(step - 1))
             stepper.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
                 loss = task.loss(module(inputs.to(device)), targets.to(device))
