@@ -175,7 +175,7 @@ def test_small_tensors_never_leave_the_wire_dry(
     assert numbers / 4080 * 9 > 0.97 * 140
     rides = sum(size == 32 + 48 and 15.0 < at < 29.0 for size, at in sent[2])
     on_time = not slow and comm is SimComm
-    assert rides > 0.35 * 140 if on_time else 0 < rides < 0.25 * 140
+    assert rides > 0.4 * 140 if on_time else 0 < rides < 0.35 * 140
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_each_fragment_has_at_most_one_average_in_flight() -> None:
         def after_step(self, step: int):  # type: ignore[no-untyped-def]
             nonlocal most
             yield from super().after_step(step)
-            most = max(most, sum(parcel.in_flight for parcel in self._parcels))
+            most = max(most, sum(parcel.in_flight for parcel in self._turns.large))
             assert len(self._queue) == len({id(parcel) for parcel in self._queue})
 
     cluster = Cluster(layout=Layout.even(4, 4), step_seconds=0.01, link=Link(bytes_per_second=1e6, seconds=1e-4))

@@ -28,16 +28,16 @@ from ..layout import Layout, Ranks
 from ..options import option
 from ..parcel import WIRE_DTYPES, Parcel, narrows
 from ..replica import Fragment, Replica
-from ..strategy import Strategy, training_flag
+from ..strategy import Strategy
+from ..turns import Turns
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
 SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step
-MOST_DRY = 0.25  # of their rides, before they come half as often
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
-FEWEST_LATENCIES = 4  # that a part takes on the wire: smaller ones would be all latency
+FEWEST_LATENCIES = 12  # that a part takes on an idle wire: under load each is several times as long
 
 
 @dataclass(kw_only=True)
@@ -76,13 +76,8 @@ class LASGD(Strategy):
         yield from super().start(replica, comm)
         narrow = any(narrows(flat, self.wire_dtype) for flat in replica.flats)
         self._shared = Replica(tuple(map(torch.clone, replica.flats)), replica.slots) if narrow else None  # still equal
-        self._parcels: list[Parcel] = []  # in the order in which they take turns; that of small tensors several times
-        self._small: Parcel | None = None
-        self._awaits_small = self._was_awaited = False  # to send more, at the latest boundary: they are still in flight
-        self._rides = self._dry_rides = 0  # of the small tensors in this turn; those before which the wire ran dry
-        self._space_out: Work[Tensor] | None = None  # a flag: that was so in too many of them, on some rank
+        self._turns: Turns | None = None  # once the fragments are chosen
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
-        self._turn = 0  # of the parcel that is sent next, the same on all ranks
         self._depth, self._deepened_at = 2, 0
         self._held_back = False  # something, by the depth alone, at the latest boundary
         self._could_be_late: set[Parcel] = set()  # in the queue; a deeper one would have had them a step earlier
@@ -99,25 +94,27 @@ class LASGD(Strategy):
         self._steps += 1
         if self.comm.layout.workers == 1:
             return
-        if not self._parcels:
+        if self._turns is None:
             yield from self._choose_fragments()
-            if not self._parcels:
-                return
-        self._deepen_if_dry()
+        if self._turns is not None:
+            yield from self._merge_and_send(self._turns)
+
+    def _merge_and_send(self, turns: Turns) -> Steps:
+        self._deepen_if_dry(turns)
         while self._queue and (yield from self._is_due(self._queue[0])):
-            yield from self._merge_oldest()
-        self._make_shallower()
+            yield from self._merge_oldest(turns)
+        self._make_shallower(turns)
         held_back, self._held_back = self._held_back, False
-        while self._may_send(self._parcels[self._turn]):
+        while self._may_send(turns):
             ran_dry = not self._queue
-            parcel = yield from self._send(training=True)
+            parcel = yield from self._send(turns, training=True)
             if held_back and self.gradients == "own":
                 self._could_be_late.add(parcel)
-                self._deepen_if_dry()
+                self._deepen_if_dry(turns)
             elif held_back and ran_dry:  # what all ranks of a node see alike: they must send in the same step
-                self._deepen()
+                self._deepen(turns)
         while self._queue and 0 in (self.delay, self.max_delay):
-            yield from self._merge_oldest()
+            yield from self._merge_oldest(turns)
 
     def finish(self) -> Steps:
         if self.comm.layout.workers > 1:
@@ -133,22 +130,22 @@ class LASGD(Strategy):
 
     def _drain(self) -> Steps:
         """Merge what is in flight, and take part in the averages of those that still train."""
-        while not self._parcels:
+        while self._turns is None:
             if self._step_seconds is None:
                 self._step_seconds = self.comm.average(self._own_step_seconds(), self.comm.layout.ranks)
             yield self._step_seconds
             yield from self._choose_fragments()
+        turns = self._turns
         while self._queue:
-            yield from self._merge_oldest()
+            yield from self._merge_oldest(turns)
         some_train = True
         while some_train:  # the others, in the order in which they send
-            parcel = yield from self._send(training=False)
+            parcel = yield from self._send(turns, training=False)
             yield from parcel.receive()
             some_train = parcel.some_train
             parcel.merge()
             self._queue.clear()
-        if self._space_out is not None:
-            yield self._space_out
+        yield from turns.settle()
 
     def _is_due(self, parcel: Parcel) -> Generator[Work[Any], Any, bool]:
         late = self._steps - parcel.sent_at
@@ -162,15 +159,13 @@ class LASGD(Strategy):
         all_done: Tensor = yield self.comm.average(torch.tensor(float(parcel.done), dtype=torch.float64), node)
         return all_done.item() > 1 - 0.5 / len(node)
 
-    def _merge_oldest(self) -> Steps:
+    def _merge_oldest(self, turns: Turns) -> Steps:
         parcel = self._queue.popleft()
         self._could_be_late.discard(parcel)
-        if parcel is self._small:
-            self._rides += 1
-            self._dry_rides += self._was_awaited and parcel.found_idle
+        turns.arrived(parcel)
         yield from parcel.receive()
         late = self._steps - parcel.sent_at
-        if parcel is not self._small:
+        if turns.is_large(parcel):
             self.merges += 1
             self.steps_late += late
         if late == 0:
@@ -178,42 +173,37 @@ class LASGD(Strategy):
         else:
             parcel.merge()
 
-    def _may_send(self, parcel: Parcel) -> bool:
-        if parcel.in_flight or (self.delay is None and len(self._queue) >= self._depth):
-            self._held_back = not parcel.in_flight and self._steps - parcel.sent_at >= self.every
-            self._awaits_small = parcel is self._small and parcel.in_flight
-            return False
-        if self.delay is None:
-            waits_by_request = self._steps - parcel.sent_at < self.every
-            self._awaits_small &= not waits_by_request
-            return not waits_by_request
-        # Exactly so late means exactly when, too: the parts of x take turns within the interval.
-        interval = max(self.every, self.delay)
-        first = self.every + self._turn * interval // len(self._parcels)
-        return self._steps >= first and (self._steps - first) % interval == 0 and parcel.sent_at < self._steps
+    def _may_send(self, turns: Turns) -> bool:
+        parcel = turns.next
+        if self.delay is not None and not parcel.in_flight:
+            # Exactly so late means exactly when, too: the parts of x take turns within the interval.
+            interval = max(self.every, self.delay)
+            first = self.every + turns.index * interval // len(turns)
+            return self._steps >= first and (self._steps - first) % interval == 0 and parcel.sent_at < self._steps
+        by_request = self._steps - parcel.sent_at < self.every
+        waits = parcel.in_flight or len(self._queue) >= self._depth
+        self._held_back = waits and not parcel.in_flight and not by_request
+        if waits or by_request:
+            turns.wait(by_request=by_request)
+        return not waits and not by_request
 
-    def _send(self, *, training: bool) -> Generator[Work[Any], Any, Parcel]:
-        if self._turn == 0 and self._small is not None:
-            yield from self._space_small_tensors()
-        parcel = self._parcels[self._turn]
-        if parcel is self._small:
-            self._was_awaited, self._awaits_small = self._awaits_small, False
-        self._turn = (self._turn + 1) % len(self._parcels)
+    def _send(self, turns: Turns, *, training: bool) -> Generator[Work[Any], Any, Parcel]:
+        parcel = yield from turns.take(self.comm)
         parcel.send(self.comm, self.comm.layout.ranks, self._steps, training=training)
         self._queue.append(parcel)
         return parcel
 
-    def _deepen_if_dry(self) -> None:
+    def _deepen_if_dry(self, turns: Turns) -> None:
         """When the wire ran dry while there was more to send."""
         if any(parcel.found_idle for parcel in self._could_be_late if parcel.sent_at > self._deepened_at):
-            self._deepen()
+            self._deepen(turns)
 
-    def _deepen(self) -> None:
-        self._depth = min(self._depth + 1, len(self._parcels))
+    def _deepen(self, turns: Turns) -> None:
+        self._depth = min(self._depth + 1, len(turns))
         self._deepened_at = self._steps
         self._patience = min(2 * self._patience, MOST_PATIENCE)
 
-    def _make_shallower(self) -> None:
+    def _make_shallower(self, turns: Turns) -> None:
         """When for many steps the wire was not near running dry, and for ever more of them, since what was tried and
         ran dry need not be tried again soon."""
         self._plenty = self._plenty + 1 if len(self._queue) > 1 else 0
@@ -221,49 +211,23 @@ class LASGD(Strategy):
             self._depth -= 1
             self._plenty = 0
         if self.max_delay == 0:
-            self._depth = len(self._parcels)
+            self._depth = len(turns)
 
     def _cut(self, fragments: int) -> None:
         small: Fragment = ()
         small_shared: Fragment | None = None
         rest, rest_shared = self.replica, self._shared
-        self._spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
-        if self.delay is None and self.max_delay != 0 and fragments > self._spacing:
-            most = int(SMALL_SHARE * self._spacing * rest.nbytes / fragments)
+        spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
+        if self.delay is None and self.max_delay != 0 and fragments > spacing:
+            most = int(SMALL_SHARE * spacing * rest.nbytes / fragments)
             small, rest = rest.set_apart(most)
             if rest_shared is not None:
                 small_shared, rest_shared = rest_shared.set_apart(most)
         parts = rest.fragments(fragments)
         references = [None] * len(parts) if rest_shared is None else rest_shared.fragments(fragments)
-        self._large = [Parcel(part, self.wire_dtype, own) for part, own in zip(parts, references, strict=True)]
-        self._small = Parcel(small, self.wire_dtype, small_shared) if small else None
-        self._spacing = min(self._spacing, len(self._large))
-        self._take_turns()
-        self.parts = len(self._large)
-
-    def _take_turns(self) -> None:
-        """The first stays the first; the small tensors come after every `_spacing` others."""
-        self._parcels = []
-        for count, parcel in enumerate(self._large, start=1):
-            self._parcels.append(parcel)
-            if self._small is not None and count % self._spacing == 0:
-                self._parcels.append(self._small)
-
-    def _space_small_tensors(self) -> Steps:
-        """Once in a turn, alike on all ranks: they come half as often where others wait for them to be back and the
-        wire runs dry, as averages begin late or a rank is slow.
-
-        Nobody waits for the flag: the first parcel, sent after it, is back when its turn comes again.
-        """
-        flag: Tensor | None = (yield self._space_out) if self._space_out is not None else None
-        changes = flag is not None and flag.item() > 0
-        if changes:
-            self._spacing = min(2 * self._spacing, len(self._large))
-            self._take_turns()
-        often_dry = self._dry_rides > MOST_DRY * self._rides
-        ran_dry = often_dry and not changes  # counted in the old order it means nothing now
-        self._rides = self._dry_rides = 0
-        self._space_out = self.comm.average(training_flag(ran_dry), self.comm.layout.ranks)
+        large = [Parcel(part, self.wire_dtype, own) for part, own in zip(parts, references, strict=True)]
+        self._turns = Turns(large, Parcel(small, self.wire_dtype, small_shared) if small else None, spacing)
+        self.parts = len(large)
 
     def _choose_fragments(self) -> Steps:
         """Once the time of a step is known on all ranks: as many parts as the wire carries, some in every step."""
