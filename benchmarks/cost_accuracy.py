@@ -3,9 +3,10 @@
     python benchmarks/cost_accuracy.py --device cpu2 [--bf16] [--rounds 5] [--json FILE] [--out PICTURE]
 
 Every model and batch is visited once in every round, in an order that changes, so that a disturbance of minutes does
-not meet one of them alone. On a CPU a visit makes steps of the calibration's references too, and its times are given as
-if they had been as fast as in the calibration; what they are without that is printed beside. The roofline is that of
-the same profile, with nothing learned; torch's estimator is `torch.distributed._tools.RuntimeEstimator`: it knows GPUs.
+not meet one of them alone. A visit makes steps of the calibration's references too, and its times are given as if they
+had been as fast as in the calibration (beside a GPU they tell the host's speed); what they are without that is printed
+beside. The roofline is that of the same profile, with nothing learned; torch's estimator, which knows GPUs, is
+`torch.distributed._tools.RuntimeEstimator`.
 
 Prints a row per model and batch, then mean and worst error; wanted: mean <= 5 %, worst <= 12 %, and of the operations,
 weighted by time, <= 12 %. Exits with 1 if they are not met.
@@ -17,6 +18,7 @@ import random
 import statistics
 import warnings
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -115,13 +117,14 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, s
     order = list(cases)
     if device.type == "cpu":
         keep_freed_memory()
-    beside = one_after_the_other(references() if device.type == "cpu" else [])
+    beside = one_after_the_other(references(), device)
     for _ in range(rounds):
         random.Random(len(order)).shuffle(order)
         for key in order:
             subject, row = cases[key]
             step = RealStep(subject, row.batch, device)
-            found = visit_on_gpu(step) if device.type == "cuda" else visit(step, beside, at_most_seconds=seconds)
+            cpu = partial(visit, at_most_seconds=seconds)
+            found = (visit_on_gpu if device.type == "cuda" else cpu)(step, beside)
             row.raw.append(found.seconds)
             usual = found.at_speed_of(profile.reference_seconds or found.reference_seconds)
             row.visits.append(usual.seconds)

@@ -108,6 +108,16 @@ def test_fit_of_noisy_points_is_as_good_as_the_noise() -> None:
     assert wrong < 0.08, "small and large messages count alike: errors are relative"
 
 
+def test_a_disturbed_point_does_not_bend_the_line() -> None:
+    exact = [Point(ranks, n, ring(n, ranks, HOP).seconds) for ranks in (2, 4, 8) for n in (10**4, 10**5, 10**6, 10**7)]
+    disturbed = [
+        point._replace(seconds=1.6 * point.seconds) if at in (1, 7) else point for at, point in enumerate(exact)
+    ]
+    fitted = fit(disturbed, ["ring"])
+    wrong = max(abs(fitted.cost(point.nbytes, point.ranks).seconds / point.seconds - 1) for point in exact)
+    assert wrong < 0.01
+
+
 def test_fit_knows_the_tree() -> None:
     measured = [Point(ranks, n, tree(n, ranks, HOP).seconds) for ranks in (2, 8, 64) for n in (1000, 10**5, 10**7)]
     assert fit(measured).algorithm == "tree"

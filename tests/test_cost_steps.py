@@ -144,6 +144,30 @@ def test_times_are_given_at_the_usual_speed() -> None:
     assert slow.at_speed_of(0.1) == Visit(1.0, (0.5, 0.25, 0.25), kernels, (0.25, 0.5), 0.1)
 
 
+@pytest.mark.parametrize(
+    ("host", "device", "seconds"),
+    [
+        ((1.0, 0.5, 0.5), (0.5, 0.2), 1.1),  # the device waits for the host, which is half as slow now
+        ((1.0, 0.5, 0.5), (1.0, 0.6), 1.76),  # until the device is what takes longer
+        ((0.2, 0.1, 0.1), (1.0, 1.0), 2.2),  # the host is ahead of it anyway
+    ],
+)
+def test_beside_a_gpu_only_the_host_has_another_speed(
+    host: tuple[float, float, float], device: tuple[float, float], seconds: float
+) -> None:
+    kernels = (copy(8), copy(16))
+    slow = Visit(2.2, host, kernels, device, reference_seconds=0.2, on_gpu=True)
+    found = slow.at_speed_of(0.1)
+    assert found.seconds == pytest.approx(seconds)
+    assert found.phases == (host[0] / 2, host[1] / 2, host[2] / 2)
+    assert found.ops == device
+    phase = {"forward": PhaseTiming(sum(host), {"copy": 2}, 8, 0)}
+    steps = {str(at): StepTiming(2.2, phase, beside, sum(device)) for at, beside in enumerate((0.1, 0.1, 0.2))}
+    usual = at_usual_speed(Profile("x", {}, {copy(8): Timing(0.25, 3)}, steps, reference_seconds=0.2))
+    assert usual.timings[copy(8)].seconds == 0.25
+    assert next(iter(usual.steps.values())).seconds == pytest.approx(seconds)
+
+
 def test_the_usual_speed_is_that_of_the_median_visit() -> None:
     forward = {"forward": PhaseTiming(0.5, {"copy": 1}, 8, 0)}
     steps = {str(beside): StepTiming(1.0, forward, beside) for beside in (0.1, 0.2, 0.4)}

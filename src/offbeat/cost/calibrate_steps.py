@@ -43,7 +43,7 @@ def visit_models(
     """Visit the models into the profile at `path`; those that it has already are not visited again."""
     began = saved = time.monotonic()
     profile = profile_at(path, device)
-    beside = one_after_the_other(references)
+    beside = one_after_the_other(references, device)
     for number, (subject, batch) in enumerate(cases, 1):
         if time.monotonic() - began > at_most_seconds:
             break
@@ -68,9 +68,9 @@ def visit_models(
     return profile
 
 
-def one_after_the_other(cases: Iterable[Case]) -> Callable[[], None]:
+def one_after_the_other(cases: Iterable[Case], device: torch.device = CPU) -> Callable[[], None]:
     """A step of each."""
-    steps = [RealStep(subject, batch, CPU) for subject, batch in cases]
+    steps = [RealStep(subject, batch, device) for subject, batch in cases]
 
     def all_of_them() -> None:
         for step in steps:
@@ -98,7 +98,9 @@ def at_usual_speed(profile: Profile) -> Profile:
     usual = statistics.median(step.reference_seconds for step in profile.steps.values())
     share = usual / profile.reference_seconds
     steps = {name: step.slower(share) for name, step in profile.steps.items()}
-    timings = {kernel: replace(each, seconds=each.seconds * share) for kernel, each in profile.timings.items()}
+    timings = profile.timings
+    if all(step.device_seconds is None for step in steps.values()):  # the host does them itself
+        timings = {kernel: replace(each, seconds=each.seconds * share) for kernel, each in timings.items()}
     return replace(profile, timings=timings, steps=steps, reference_seconds=usual)
 
 

@@ -39,7 +39,7 @@ class DeviceProfile:
     kernels: KernelModel | None = None
     host: Host | None = None  # what the host does beside the kernels, where that was measured
     all_reduce: Fitted | None = None  # across workers, where that was measured
-    reference_seconds: float | None = None  # of the calibration's references, in the median: how fast the CPU was
+    reference_seconds: float | None = None  # of the calibration's references, in the median: how fast the host was
     setup: Mapping[str, Any] = field(default_factory=dict)  # torch's version and flags when it was measured
     source: str = ""
 

@@ -1,8 +1,9 @@
-"""fit: latency and seconds per byte of measured all-reduces or swaps, piece by piece, by relative least squares.
+"""fit: latency and seconds per byte of measured all-reduces or swaps, piece by piece, by least relative deviations.
 
-Every algorithm of `collectives` is linear in a and b, so a piece is a small linear problem with a, b >= 0. Libraries
-change their protocol with the size of a message: up to `MOST_PIECES` ranges of sizes get an a and a b each, cut where
-the error is least.
+Every algorithm of `collectives` is linear in a and b, so a piece is a small linear problem with a, b >= 0. What counts
+is the sum of deviations, not of their squares: a collective that was disturbed while it was measured must not bend the
+line. Libraries change their protocol with the size of a message: up to `MOST_PIECES` ranges of sizes get an a and a b
+each, cut where the error is least.
 """
 
 from bisect import bisect_right
@@ -19,6 +20,7 @@ from .collectives import ALGORITHMS, Cost, Hop, find_formula
 MOST_PIECES = 3
 SIZES_PER_PIECE = 2  # a line needs two
 WORTH_A_PIECE, GOOD_ENOUGH = 0.9, 1e-3  # of the error before; nobody measures better than that
+ROUNDS = 30  # by which the weights have settled
 
 
 class Point(NamedTuple):
@@ -96,7 +98,7 @@ def _fit_pieces(name: str, points: Sequence[Point], starts: Sequence[int]) -> tu
 
 
 def _fit_hop(name: str, points: Sequence[Point]) -> Hop:
-    """Least squares of (a x + b y) / t - 1."""
+    """Least sum of |(a x + b y) / t - 1|, by squares whose weights are one over the deviation before."""
     from scipy.optimize import nnls  # half a second that only fitting needs
 
     algorithm = find_formula(name)
@@ -104,7 +106,10 @@ def _fit_hop(name: str, points: Sequence[Point]) -> Hop:
     rows = np.array([algorithm(point.nbytes, point.ranks, unit) for point in points])
     relative = rows / np.array([[point.seconds] for point in points])
     scale = np.maximum(relative.max(axis=0), 1e-300)  # nnls wants columns of one size
-    solved, _ = nnls(relative / scale, np.ones(len(points)))
+    weights = np.ones(len(points))
+    for _ in range(ROUNDS):
+        solved, _ = nnls(weights[:, None] * relative / scale, weights)
+        weights = np.maximum(abs(relative / scale @ solved - 1), GOOD_ENOUGH) ** -0.5
     return Hop(*(float(value) for value in solved / scale))
 
 

@@ -4,6 +4,9 @@ Whole steps are made back to back, as training does: the host issues the next on
 Then single ones, to see how long the host takes. In others every call is marked, and torch's profiler says which
 kernels ran for it, and how long.
 
+A shared host is not always as fast, so every visit also makes steps that are always the same and that wait for the host
+alone: their time tells how fast it was. What the device does takes as long as ever.
+
 All on one core: backward has a thread of its own, and where the two wander over the cores of a machine a step in which
 the device waits for them takes up to a quarter longer, and never twice the same.
 """
@@ -27,6 +30,7 @@ from .visits import Calls, CallTimes, EachCall, Visit, medians
 MARK = "offbeat call "
 WARM, SETS, SET_SECONDS, FEWEST, MOST = 3, 5, 0.04, 3, 100  # of steps back to back
 ALONE, ALONE_SECONDS = 16, 0.15  # steps of the host, at most
+BESIDE = 3  # steps of the reference before, between and after
 SPLIT_IN_TURN = (True, False)  # of the profiled steps
 FEWEST_SEEN = 0.8  # of a step's operations: a few stay on the host
 COVER_CYCLES, TINY_KERNELS = 5_000_000, 300  # a pause of about 3 ms, while the host queues tiny kernels behind it
@@ -51,19 +55,24 @@ class Marked(EachCall):  # type: ignore[no-untyped-call]
         return found
 
 
-def visit_on_gpu(step: RealStep, _reference: Callable[[], None] | None = None, *, sets: int = SETS) -> Visit:
+def visit_on_gpu(step: RealStep, reference: Callable[[], None], *, sets: int = SETS) -> Visit:
     with on_one_core():
-        return _visit(step, sets)
+        return _visit(step, reference, sets)
 
 
-def _visit(step: RealStep, sets: int) -> Visit:
+def _visit(step: RealStep, reference: Callable[[], None], sets: int) -> Visit:
     gap = launch_gap(step.device)
     for _ in range(WARM):
+        reference()
         step()
     recorder = Calls(step.model)
     with recorder:
         step()
-    whole, phases = _back_to_back(step, sets), _alone(step)
+    beside = _seconds_of_the_host(reference, step.device)
+    whole = _back_to_back(step, sets)
+    beside += _seconds_of_the_host(reference, step.device)
+    phases = _alone(step)
+    beside += _seconds_of_the_host(reference, step.device)
     calls = [CallTimes(own) for own in recorder.places]
     for split in SPLIT_IN_TURN:
         marked = Marked(split=split)
@@ -73,7 +82,7 @@ def _visit(step: RealStep, sets: int) -> Visit:
     ops = tuple(seconds for call in calls for seconds in call.ops())
     if sum(seconds > 0 for seconds in ops) < FEWEST_SEEN * len(ops):
         raise OffbeatError("torch's profiler missed kernels of a step: is another profiler at work on this GPU?")
-    return Visit(whole, phases, tuple(recorder.kernels), ops)
+    return Visit(whole, phases, tuple(recorder.kernels), ops, statistics.median(beside), on_gpu=True)
 
 
 @contextmanager
@@ -140,6 +149,17 @@ def _alone(step: RealStep) -> tuple[float, float, float]:
         torch.cuda.synchronize(step.device)
         found.append(step.by_phase())
     return medians(found)
+
+
+def _seconds_of_the_host(reference: Callable[[], None], device: torch.device) -> list[float]:
+    taken = []
+    for _ in range(BESIDE):
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        reference()
+        taken.append(time.perf_counter() - began)
+    torch.cuda.synchronize(device)
+    return taken
 
 
 def _inside(marked: Marked, step: RealStep) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from .op import PHASES, Op
 from .trace import Platform
-from .visits import Visit
+from .visits import Visit, slower_host
 
 LEAST_MICROSECONDS: Mapping[Platform, float] = {"cpu": -4.0, "cuda": 0.0}  # of h
 LEAST_OF_A_CLASS = -30.0  # microseconds, of g
@@ -45,10 +45,16 @@ class StepTiming:
     seconds: float
     phases: Mapping[str, PhaseTiming]
     reference_seconds: float  # of the references' steps, meanwhile
+    device_seconds: float | None = None  # of all operations, on a GPU: they do not depend on the host's speed
 
     def slower(self, times: float) -> "StepTiming":
+        """With a host so many times as slow."""
         phases = {name: replace(each, host_seconds=each.host_seconds * times) for name, each in self.phases.items()}
-        return replace(self, seconds=self.seconds * times, phases=phases)
+        seconds = self.seconds * times
+        if self.device_seconds is not None:
+            host = sum(each.host_seconds for each in self.phases.values())
+            seconds = slower_host(self.seconds, host, self.device_seconds, times)
+        return replace(self, seconds=seconds, phases=phases)
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ def step_timing(ops: Sequence[Op], found: Visit, platform: Platform, reference_s
             sum(map(_made, own)),
             sum(map(_listed, own)),
         )
-    return StepTiming(found.seconds, phases, reference_seconds)
+    return StepTiming(found.seconds, phases, reference_seconds, sum(found.ops) if platform == "cuda" else None)
 
 
 def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:

@@ -102,7 +102,7 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
         kernels=learn_kernels(seen | judged_kernels(measured.timings, traced), known, traced, seed=how.seed),
         host=host,
         all_reduce=fitted,
-        reference_seconds=measured.reference_seconds if how.platform == "cpu" else None,
+        reference_seconds=measured.reference_seconds,
         setup={**setup_of(how.device), "bf16": how.bf16, "seed": how.seed},
         source=f"offbeat calibrate: {len(measured.timings)} kernels",
     )
@@ -141,7 +141,7 @@ def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) ->
     return visit_models(
         in_turns(_alternating(judged_by, how.cases(learned_from)), how.random_cases()),
         kernels_file(how.path),
-        references=references() if how.platform == "cpu" else [],
+        references=references(),
         device=how.device,
         at_most_seconds=end - time.monotonic(),
         progress=lambda number, _case: step("real steps", number, 0),

@@ -12,7 +12,7 @@ from .host import PhaseTiming, StepTiming
 from .kernel import Kernel
 from .written import from_json, to_json
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Profile:
     setup: dict[str, Any]  # torch, threads, TF32 and the like: other values would give other times
     timings: dict[Kernel, Timing] = field(default_factory=dict)
     steps: dict[str, StepTiming] = field(default_factory=dict)  # by model and batch
-    reference_seconds: float | None = None  # of the references' steps: all times are at this speed of the CPU
+    reference_seconds: float | None = None  # of the references' steps: all times are at this speed of the host
     unlike: list[str] = field(default_factory=list)  # steps that issue other operations than their trace: left out
 
     def save(self, path: Path) -> None:
@@ -73,4 +73,4 @@ class Profile:
 
 def _step(read: dict[str, Any]) -> StepTiming:
     phases = {phase: PhaseTiming(**each) for phase, each in read["phases"].items()}
-    return StepTiming(read["seconds"], phases, read["reference_seconds"])
+    return StepTiming(read["seconds"], phases, read["reference_seconds"], read["device_seconds"])

@@ -9,7 +9,7 @@ made, and every operation is timed on its way to its kernel:
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,13 +31,27 @@ class Visit:
     kernels: tuple[Kernel, ...]
     ops: tuple[float, ...]
     reference_seconds: float = 1.0  # of a step of the reference, meanwhile; 1 where there is none
+    on_gpu: bool = False  # then the reference tells how fast the host is, and nothing of the device
 
     def at_speed_of(self, reference_seconds: float) -> "Visit":
         """As it would have been with the reference taking so long."""
         share = reference_seconds / self.reference_seconds
         forward, backward, optimizer = (each * share for each in self.phases)
-        ops = tuple(each * share for each in self.ops)
-        return Visit(self.seconds * share, (forward, backward, optimizer), self.kernels, ops, reference_seconds)
+        ops, seconds = self.ops, slower_host(self.seconds, sum(self.phases), sum(self.ops), share)
+        if not self.on_gpu:
+            ops, seconds = tuple(each * share for each in ops), self.seconds * share
+        return replace(
+            self,
+            seconds=seconds,
+            phases=(forward, backward, optimizer),
+            ops=ops,
+            reference_seconds=reference_seconds,
+        )
+
+
+def slower_host(seconds: float, host: float, device: float, times: float) -> float:
+    """What a step of so many seconds takes with a host so many times as slow: it waits for the slower of the two."""
+    return seconds * max(host * times, device) / max(host, device)
 
 
 def medians(of: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
