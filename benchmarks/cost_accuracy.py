@@ -118,13 +118,13 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, s
     if device.type == "cpu":
         keep_freed_memory()
     beside = one_after_the_other(references(), device)
+    visiting = visit_on_gpu if device.type == "cuda" else partial(visit, at_most_seconds=seconds)
     for _ in range(rounds):
         random.Random(len(order)).shuffle(order)
         for key in order:
             subject, row = cases[key]
             step = RealStep(subject, row.batch, device)
-            cpu = partial(visit, at_most_seconds=seconds)
-            found = (visit_on_gpu if device.type == "cuda" else cpu)(step, beside)
+            found = visiting(step, beside)
             row.raw.append(found.seconds)
             usual = found.at_speed_of(profile.reference_seconds or found.reference_seconds)
             row.visits.append(usual.seconds)

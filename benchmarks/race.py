@@ -21,6 +21,7 @@ RACE = (
     "--steps 240 --target-accuracy 0.82 --snapshots 30"
 )
 TO_ACCURACY, AT_HALF_THE_RATE = f"{RACE} --learning-rate 0.02", f"{RACE} --learning-rate 0.01"
+AT_A_THIRD = f"{RACE} --learning-rate 0.007"
 EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
 NARROW = "lasgd:wire_dtype=bfloat16"
 AVERAGES, PAIRS = f"lasgd,{NARROW}", "gossip,a2cid2"
@@ -54,6 +55,7 @@ RACES = {
     "half-rate": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {AVERAGES},{DILOCO}",
     "narrow": f"{TO_ACCURACY} --repeats 3 --strategies {NARROW}",
     "half-rate-narrow": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {NARROW}",
+    "third-of-the-rate": f"{AT_A_THIRD} --repeats 3 --strategies {AVERAGES},{DILOCO}",
     "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire

@@ -1,5 +1,6 @@
 """On a GPU: a trace made without one is what torch issues there, and its memory is the allocator's."""
 
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_trace_made_for_a_gpu_is_what_a_gpu_gets(name: str, autocast: torch.dtyp
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "gpt"])
 def test_a_visit_finds_the_kernels_of_every_operation(name: str, autocast: torch.dtype | None) -> None:
     subject = next(each for each in learned_from("cuda", autocast) if each.name == name)
-    found = visit_on_gpu(RealStep(subject, 32, torch.device("cuda")), lambda: None, sets=1)
+    found = visit_on_gpu(RealStep(subject, 32, torch.device("cuda")), lambda: time.sleep(0.002), sets=1)
     ops = subject.at(32).ops
     assert [kernel.kind for kernel in found.kernels] == [op.kind for op in ops]
     counters = "_foreach_add_.Tensor"  # of the optimizer's steps: they stay on the host
@@ -92,6 +93,8 @@ def test_a_visit_finds_the_kernels_of_every_operation(name: str, autocast: torch
     idle = [call for call in idle if counters not in call]
     assert not idle
     assert found.seconds > 0
+    assert found.on_gpu
+    assert 0.002 <= found.reference_seconds < 0.02
 
 
 def test_what_a_gpu_does_is_learned(tmp_path: Path) -> None:
@@ -102,6 +105,7 @@ def test_what_a_gpu_does_is_learned(tmp_path: Path) -> None:
     profile = learned_profile(how, None, lambda *_: None)
     assert profile.host is not None
     assert profile.device.dispatch_seconds > 1e-6
+    assert profile.reference_seconds is not None
     assert profile.kernels is not None
     assert profile.kernels.held_out["steps"]["models"]
     assert {torch.float32, torch.bfloat16} <= set(profile.device.flops_per_second)

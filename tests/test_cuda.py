@@ -29,7 +29,8 @@ SAME = [  # in both worlds
     "sgp",
     "diloco:every=4,fragments=2,delay=1",
 ]
-SPECS = [*SAME, "lasgd", "lasgd:wire_dtype=bfloat16", "gossip", "a2cid2:fragments=3"]
+SMALL_APART = ["lasgd:fragments=9", "lasgd:fragments=9,wire_dtype=bfloat16"]  # which are many pieces in one parcel
+SPECS = [*SAME, *SMALL_APART, "lasgd", "lasgd:wire_dtype=bfloat16", "gossip", "a2cid2:fragments=3"]
 
 
 def train_on_the_gpu() -> dict[str, Tensor]:

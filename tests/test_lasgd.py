@@ -234,7 +234,7 @@ def test_each_fragment_has_at_most_one_average_in_flight() -> None:
         def after_step(self, step: int):  # type: ignore[no-untyped-def]
             nonlocal most
             yield from super().after_step(step)
-            most = max(most, sum(parcel.in_flight for parcel in self._turns.large))
+            most = max(most, sum(parcel.in_flight for parcel in self._roster.large))
             assert len(self._queue) == len({id(parcel) for parcel in self._queue})
 
     cluster = Cluster(layout=Layout.even(4, 4), step_seconds=0.01, link=Link(bytes_per_second=1e6, seconds=1e-4))

@@ -160,7 +160,7 @@ class Letter:
 
 class GatheredLetter(Letter):
     """The same with a few kernels for all pieces together: on a GPU, one for each of many small ones takes longer to
-    launch than to run."""
+    launch than to run. Sums are made in the dtype of x, so that one of 16 bits is rounded less often."""
 
     def __init__(self, pieces: Sequence[tuple[Tensor, Tensor | None]], wire_dtype: str | None) -> None:
         super().__init__(pieces, wire_dtype)

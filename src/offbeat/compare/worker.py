@@ -108,9 +108,9 @@ def work(config: Config, rank: int) -> Report:
     join_process_group(device, TIMEOUT_SECONDS)
     torch.manual_seed(config.seed)
     model = task.model().to(device)
-    train = task.train
-    if device.type == "cuda":  # as one trains there: the data beside the model, pixels in the order convolutions want
-        train, model = train.to(device), model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    train = task.train.to(device)
+    if device.type == "cuda":  # the order of weights, and so of what is made with them, that is fastest there
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     torch.manual_seed(worker_seed(config.seed, rank))
     optimizer = task.optimizer(model.parameters())
     setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [])
@@ -126,10 +126,10 @@ def work(config: Config, rank: int) -> Report:
         waited_before = attachment.trace.seconds["wait"] if attachment is not None else 0.0
         for step in range(1, config.steps + 1):
             since = time.monotonic()
-            inputs, targets = train.batch(shard.indices(step - 1))
+            inputs, targets = train.batch(shard.indices(step - 1).to(device, non_blocking=True))
             stepper.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
-                loss = task.loss(module(inputs.to(device)), targets.to(device))
+                loss = task.loss(module(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             _sleep(since, config.step_seconds, slower)
             if attachment is not None:

@@ -106,9 +106,9 @@ def _fit_hop(name: str, points: Sequence[Point]) -> Hop:
     rows = np.array([algorithm(point.nbytes, point.ranks, unit) for point in points])
     relative = rows / np.array([[point.seconds] for point in points])
     scale = np.maximum(relative.max(axis=0), 1e-300)  # nnls wants columns of one size
-    weights = np.ones(len(points))
-    for _ in range(ROUNDS):
-        solved, _ = nnls(weights[:, None] * relative / scale, weights)
+    weights, solved = np.ones(len(points)), np.zeros(2)
+    for _round in range(ROUNDS):
+        solved = nnls(weights[:, None] * relative / scale, weights)[0]
         weights = np.maximum(abs(relative / scale @ solved - 1), GOOD_ENOUGH) ** -0.5
     return Hop(*(float(value) for value in solved / scale))
 

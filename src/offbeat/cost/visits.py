@@ -37,9 +37,10 @@ class Visit:
         """As it would have been with the reference taking so long."""
         share = reference_seconds / self.reference_seconds
         forward, backward, optimizer = (each * share for each in self.phases)
-        ops, seconds = self.ops, slower_host(self.seconds, sum(self.phases), sum(self.ops), share)
-        if not self.on_gpu:
-            ops, seconds = tuple(each * share for each in ops), self.seconds * share
+        if self.on_gpu:
+            ops, seconds = self.ops, slower_host(self.seconds, sum(self.phases), sum(self.ops), share)
+        else:
+            ops, seconds = tuple(each * share for each in self.ops), self.seconds * share
         return replace(
             self,
             seconds=seconds,

@@ -84,8 +84,8 @@ def held_out(platform: Platform, autocast: torch.dtype | None = None) -> Iterato
 
 
 def references() -> list[tuple[Subject, int]]:
-    """Short steps of many operations of many kinds, in which a CPU shows how fast it is just now: one of small
-    convolutions, one of products of matrices."""
+    """Short steps of many operations of many kinds, in which a CPU shows how fast it is just now, also as the host of a
+    GPU: one of small convolutions, one of products of matrices."""
     images = _images("resnet20", partial(MODELS["resnet20"], IMAGE, 10), IMAGE, "cpu", None)
     text = _text("wide gpt", partial(GPT, 64, 1000, width=320, heads=5, blocks=1), 64, "cpu", None)
     return [(images, 2), (text, 2)]

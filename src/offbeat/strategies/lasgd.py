@@ -28,8 +28,8 @@ from ..layout import Layout, Ranks
 from ..options import option
 from ..parcel import WIRE_DTYPES, Parcel, narrows
 from ..replica import Fragment, Replica
+from ..roster import Roster
 from ..strategy import Strategy
-from ..turns import Turns
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
@@ -76,7 +76,7 @@ class LASGD(Strategy):
         yield from super().start(replica, comm)
         narrow = any(narrows(flat, self.wire_dtype) for flat in replica.flats)
         self._shared = Replica(tuple(map(torch.clone, replica.flats)), replica.slots) if narrow else None  # still equal
-        self._turns: Turns | None = None  # once the fragments are chosen
+        self._roster: Roster | None = None  # once the fragments are chosen
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._depth, self._deepened_at = 2, 0
         self._held_back = False  # something, by the depth alone, at the latest boundary
@@ -94,27 +94,27 @@ class LASGD(Strategy):
         self._steps += 1
         if self.comm.layout.workers == 1:
             return
-        if self._turns is None:
+        if self._roster is None:
             yield from self._choose_fragments()
-        if self._turns is not None:
-            yield from self._merge_and_send(self._turns)
+        if self._roster is not None:
+            yield from self._merge_and_send(self._roster)
 
-    def _merge_and_send(self, turns: Turns) -> Steps:
-        self._deepen_if_dry(turns)
+    def _merge_and_send(self, roster: Roster) -> Steps:
+        self._deepen_if_dry(roster)
         while self._queue and (yield from self._is_due(self._queue[0])):
-            yield from self._merge_oldest(turns)
-        self._make_shallower(turns)
+            yield from self._merge_oldest(roster)
+        self._make_shallower(roster)
         held_back, self._held_back = self._held_back, False
-        while self._may_send(turns):
+        while self._may_send(roster):
             ran_dry = not self._queue
-            parcel = yield from self._send(turns, training=True)
+            parcel = yield from self._send(roster, training=True)
             if held_back and self.gradients == "own":
                 self._could_be_late.add(parcel)
-                self._deepen_if_dry(turns)
+                self._deepen_if_dry(roster)
             elif held_back and ran_dry:  # what all ranks of a node see alike: they must send in the same step
-                self._deepen(turns)
+                self._deepen(roster)
         while self._queue and 0 in (self.delay, self.max_delay):
-            yield from self._merge_oldest(turns)
+            yield from self._merge_oldest(roster)
 
     def finish(self) -> Steps:
         if self.comm.layout.workers > 1:
@@ -130,22 +130,22 @@ class LASGD(Strategy):
 
     def _drain(self) -> Steps:
         """Merge what is in flight, and take part in the averages of those that still train."""
-        while self._turns is None:
+        while self._roster is None:
             if self._step_seconds is None:
                 self._step_seconds = self.comm.average(self._own_step_seconds(), self.comm.layout.ranks)
             yield self._step_seconds
             yield from self._choose_fragments()
-        turns = self._turns
+        roster = self._roster
         while self._queue:
-            yield from self._merge_oldest(turns)
+            yield from self._merge_oldest(roster)
         some_train = True
         while some_train:  # the others, in the order in which they send
-            parcel = yield from self._send(turns, training=False)
+            parcel = yield from self._send(roster, training=False)
             yield from parcel.receive()
             some_train = parcel.some_train
             parcel.merge()
             self._queue.clear()
-        yield from turns.settle()
+        yield from roster.settle()
 
     def _is_due(self, parcel: Parcel) -> Generator[Work[Any], Any, bool]:
         late = self._steps - parcel.sent_at
@@ -159,13 +159,13 @@ class LASGD(Strategy):
         all_done: Tensor = yield self.comm.average(torch.tensor(float(parcel.done), dtype=torch.float64), node)
         return all_done.item() > 1 - 0.5 / len(node)
 
-    def _merge_oldest(self, turns: Turns) -> Steps:
+    def _merge_oldest(self, roster: Roster) -> Steps:
         parcel = self._queue.popleft()
         self._could_be_late.discard(parcel)
-        turns.arrived(parcel)
+        roster.arrived(parcel)
         yield from parcel.receive()
         late = self._steps - parcel.sent_at
-        if turns.is_large(parcel):
+        if roster.is_large(parcel):
             self.merges += 1
             self.steps_late += late
         if late == 0:
@@ -173,37 +173,38 @@ class LASGD(Strategy):
         else:
             parcel.merge()
 
-    def _may_send(self, turns: Turns) -> bool:
-        parcel = turns.next
-        if self.delay is not None and not parcel.in_flight:
+    def _may_send(self, roster: Roster) -> bool:
+        parcel = roster.next
+        if self.delay is not None:
             # Exactly so late means exactly when, too: the parts of x take turns within the interval.
             interval = max(self.every, self.delay)
-            first = self.every + turns.index * interval // len(turns)
-            return self._steps >= first and (self._steps - first) % interval == 0 and parcel.sent_at < self._steps
+            first = self.every + roster.index * interval // len(roster)
+            its_step = self._steps >= first and (self._steps - first) % interval == 0
+            return its_step and parcel.sent_at < self._steps and not parcel.in_flight
         by_request = self._steps - parcel.sent_at < self.every
         waits = parcel.in_flight or len(self._queue) >= self._depth
         self._held_back = waits and not parcel.in_flight and not by_request
         if waits or by_request:
-            turns.wait(by_request=by_request)
+            roster.wait(by_request=by_request)
         return not waits and not by_request
 
-    def _send(self, turns: Turns, *, training: bool) -> Generator[Work[Any], Any, Parcel]:
-        parcel = yield from turns.take(self.comm)
+    def _send(self, roster: Roster, *, training: bool) -> Generator[Work[Any], Any, Parcel]:
+        parcel = yield from roster.take(self.comm)
         parcel.send(self.comm, self.comm.layout.ranks, self._steps, training=training)
         self._queue.append(parcel)
         return parcel
 
-    def _deepen_if_dry(self, turns: Turns) -> None:
+    def _deepen_if_dry(self, roster: Roster) -> None:
         """When the wire ran dry while there was more to send."""
         if any(parcel.found_idle for parcel in self._could_be_late if parcel.sent_at > self._deepened_at):
-            self._deepen(turns)
+            self._deepen(roster)
 
-    def _deepen(self, turns: Turns) -> None:
-        self._depth = min(self._depth + 1, len(turns))
+    def _deepen(self, roster: Roster) -> None:
+        self._depth = min(self._depth + 1, len(roster))
         self._deepened_at = self._steps
         self._patience = min(2 * self._patience, MOST_PATIENCE)
 
-    def _make_shallower(self, turns: Turns) -> None:
+    def _make_shallower(self, roster: Roster) -> None:
         """When for many steps the wire was not near running dry, and for ever more of them, since what was tried and
         ran dry need not be tried again soon."""
         self._plenty = self._plenty + 1 if len(self._queue) > 1 else 0
@@ -211,7 +212,7 @@ class LASGD(Strategy):
             self._depth -= 1
             self._plenty = 0
         if self.max_delay == 0:
-            self._depth = len(turns)
+            self._depth = len(roster)
 
     def _cut(self, fragments: int) -> None:
         small: Fragment = ()
@@ -226,7 +227,7 @@ class LASGD(Strategy):
         parts = rest.fragments(fragments)
         references = [None] * len(parts) if rest_shared is None else rest_shared.fragments(fragments)
         large = [Parcel(part, self.wire_dtype, own) for part, own in zip(parts, references, strict=True)]
-        self._turns = Turns(large, Parcel(small, self.wire_dtype, small_shared) if small else None, spacing)
+        self._roster = Roster(large, Parcel(small, self.wire_dtype, small_shared) if small else None, spacing)
         self.parts = len(large)
 
     def _choose_fragments(self) -> Steps:

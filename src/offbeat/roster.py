@@ -1,4 +1,4 @@
-"""Turns: in which order the parts of x travel, the same on all ranks.
+"""Roster: in which order the parts of x travel, the same on all ranks.
 
 The large parts come one after another; the small tensors, one parcel together, after every few of them:
 
@@ -21,7 +21,7 @@ from .strategy import training_flag
 RIDES, MOST_DRY = 4, 1  # of so many rides of the small tensors, at most so many find a wire that ran dry
 
 
-class Turns:
+class Roster:
     def __init__(self, large: Sequence[Parcel], small: Parcel | None = None, spacing: int = 1) -> None:
         self.large = tuple(large)
         self.index = 0  # of the large part that comes next, among them
@@ -56,7 +56,7 @@ class Turns:
             return parcel
         if self._verdict is not None:  # sent before the latest ride, so it is there: nobody waits for it
             yield from self._obey()
-        elif self._rides % RIDES == 0:
+        elif self._rides and self._rides % RIDES == 0 and self._spacing < len(self.large):
             self._verdict = comm.average(training_flag(self._dry_rides > MOST_DRY), comm.layout.ranks)
             self._dry_rides = 0
         self._rides += 1
@@ -65,7 +65,7 @@ class Turns:
         return parcel
 
     def arrived(self, parcel: Parcel) -> None:
-        """To be told before it is merged."""
+        """To be told before it is received: afterwards it says no more how it found the wire."""
         if not self.is_large(parcel):
             self._dry_rides += self._was_awaited and parcel.found_idle
 
@@ -79,4 +79,4 @@ class Turns:
         self._verdict = None
         if flag.item() > 0:
             self._spacing = min(2 * self._spacing, len(self.large))
-            self._dry_rides = 0  # counted in the old order it means nothing now
+            self._dry_rides, self._awaited = 0, False  # what was seen in the old order means nothing now
