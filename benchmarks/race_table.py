@@ -186,7 +186,7 @@ def draw(races: Sequence[Race], path: Path) -> None:
 def blocks() -> dict[str, list[str]]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     accuracy = _read(*TO_ACCURACY)
-    half_rate = _read("half-rate", "half-rate-narrow")
+    half_rate, third = _read("half-rate", "half-rate-narrow"), _read("third-of-the-rate")
     straggler = Race.read("straggler")
     gpu = _read("gpu", "gpu-ddp", "gpu-daso")
     ceilings = _read("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
@@ -196,6 +196,8 @@ def blocks() -> dict[str, list[str]]:
         found["race-short"] = [*to_accuracy_table(accuracy, only=has_all_seeds(accuracy))]
     if half_rate:
         found["race-half-rate"] = [*to_accuracy_table(half_rate), "", captions(half_rate)]
+    if third:
+        found["race-third"] = [*to_accuracy_table(third), "", captions(third)]
     if straggler is not None:
         found["race-straggler"] = [*to_accuracy_table([straggler]), "", captions([straggler])]
     if gpu:
