@@ -1,6 +1,6 @@
 """How well are collectives predicted? All-reduces (gloo) and swaps (Offbeat's peers) on an emulated cluster.
 
-    python benchmarks/collective_accuracy.py [--link 1gbit] [--largest 64] [--json FILE]     (as root)
+    python benchmarks/collective_accuracy.py [--link 1gbit] [--largest 64] [--only swap] [--json FILE]     (as root)
 
 Sizes from 64 KiB up, 2 to 8 ranks, a node each. Of every size calls are made back to back for about half a second, as
 gradients and averages come in training: the time of one is their time over their number, the median of three series. A
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,15 @@ PORT, KEY, PATIENCE = 5000, b"only for this benchmark", timedelta(seconds=120)
 RANKS, FITTED_RANKS = (2, 3, 4, 5, 6, 7, 8), (2, 4, 8)
 SMALLEST, MEBIBYTE = 1 << 16, 1 << 20
 SERIES_SECONDS, MOST_CALLS = 0.6, 2000
-SERIES = 3  # the median counts: a machine that is shared is disturbed now and then
+SERIES = 3  # the median counts: a shared machine is disturbed now and then, and a lost packet costs 0.2 s
+LONG_SECONDS = 3.0  # of a call: beside it that is little, so it is made once
+KINDS = ("all-reduce", "swap")
 PAYLOAD = 1448 / 1514  # of a full frame: 14 bytes Ethernet, 20 IP, 32 TCP with time stamps
 LATENCY = 100e-6  # what one would guess for a switch
 WANTED = 0.05
 
 
-def worker(rank: int, addresses: list[str], sizes: list[int]) -> None:
+def worker(rank: int, addresses: list[str], sizes: list[int], kinds: list[str]) -> None:
     torch.set_num_threads(1)
     store = TCPStore(addresses[0], PORT, len(addresses), rank == 0, PATIENCE)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(addresses), timeout=PATIENCE)
@@ -50,12 +52,13 @@ def worker(rank: int, addresses: list[str], sizes: list[int]) -> None:
     store.set(f"peer {rank}", str(listener.port))
     peer = rank ^ 1
     others = {peer: (addresses[peer], int(store.get(f"peer {peer}")))} if peer < len(addresses) else {}
-    found: dict[str, list[tuple[int, float]]] = {"all-reduce": [], "swap": []}
+    found: dict[str, list[tuple[int, float]]] = {what: [] for what in kinds}
     with Peers(rank, others, listener, key=KEY) as peers:
         for nbytes in sizes:
             x, out = torch.ones(nbytes // 4), torch.empty(nbytes // 4)
-            found["all-reduce"].append((nbytes, series(lambda x=x: dist.all_reduce(x))))  # type: ignore[misc]
-            if len(addresses) % 2 == 0:
+            if "all-reduce" in kinds:
+                found["all-reduce"].append((nbytes, series(lambda x=x: dist.all_reduce(x))))  # type: ignore[misc]
+            if "swap" in kinds and len(addresses) % 2 == 0:
 
                 def exchange(x: torch.Tensor = x, out: torch.Tensor = out) -> None:
                     work = peers.swap(x, peer, out)
@@ -78,7 +81,7 @@ def series(call: Callable[[], Any]) -> float:
     dist.all_reduce(share, op=dist.ReduceOp.MIN)
     calls = max(1, min(MOST_CALLS, int(share)))
     seconds = []
-    for _ in range(SERIES if calls > 1 else 1):  # one that takes longer than a disturbance is not repeated
+    for _ in range(SERIES if float(share) > SERIES_SECONDS / LONG_SECONDS else 1):
         for _ in range(calls // 5):
             call()
         began = time.perf_counter()
@@ -90,12 +93,22 @@ def series(call: Callable[[], Any]) -> float:
     return statistics.median(seconds)
 
 
-def measure(link: str, ranks: int, sizes: list[int]) -> dict[str, list[Point]]:
+def measure(link: str, ranks: int, sizes: list[int], kinds: Sequence[str] = KINDS) -> dict[str, list[Point]]:
     with Cluster(ranks, link) as cluster:
         processes = [
             cluster.run(
                 rank,
-                [sys.executable, __file__, "--worker", str(rank), *cluster.addresses, "--sizes", *map(str, sizes)],
+                [
+                    sys.executable,
+                    __file__,
+                    "--worker",
+                    str(rank),
+                    *cluster.addresses,
+                    "--sizes",
+                    *map(str, sizes),
+                    "--kinds",
+                    *kinds,
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
                 env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": cluster.interface},
@@ -138,19 +151,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="1gbit")
     parser.add_argument("--largest", type=int, default=64, help="MiB")
+    parser.add_argument("--only", choices=KINDS, help="one of the two")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", nargs="+", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--kinds", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        worker(int(given.worker[0]), given.worker[1:], given.sizes)
+        worker(int(given.worker[0]), given.worker[1:], given.sizes, given.kinds)
         return
     if os.geteuid() != 0:
         raise SystemExit("an emulated cluster needs root")
     sizes = [SMALLEST << power for power in range((given.largest * MEBIBYTE // SMALLEST).bit_length())]
-    points: dict[str, list[Point]] = {"all-reduce": [], "swap": []}
+    kinds = [given.only] if given.only else KINDS
+    points: dict[str, list[Point]] = {what: [] for what in kinds}
     for ranks in RANKS:
-        for what, found in measure(given.link, ranks, sizes).items():
+        for what, found in measure(given.link, ranks, sizes, kinds).items():
             points[what] += found
         print(f"{given.link}: {ranks} ranks measured", file=sys.stderr, flush=True)
     with Cluster(2, given.link) as cluster:

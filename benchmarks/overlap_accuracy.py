@@ -135,7 +135,7 @@ def main() -> None:
     if profile.setup.get("threads") != 1 or profile.reference_seconds is None:
         raise SystemExit(f"{given.device} was not calibrated with one thread: OMP_NUM_THREADS=1 offbeat calibrate")
     for link in given.links.split(","):
-        wire = fit(measure_collectives(link, RANKS, SIZES)["all-reduce"])
+        wire = fit(measure_collectives(link, RANKS, SIZES, ["all-reduce"])["all-reduce"])
         said = {}
         for name in MODELS:
             subject, batch = subject_of(name)
