@@ -79,4 +79,4 @@ class Roster:
         self._verdict = None
         if flag.item() > 0:
             self._spacing = min(2 * self._spacing, len(self.large))
-            self._dry_rides, self._awaited = 0, False  # what was seen in the old order means nothing now
+            self._dry_rides = 0  # counted in the old order it means nothing now
