@@ -36,7 +36,7 @@ PORT, KEY, PATIENCE = 5000, b"only for this benchmark", timedelta(seconds=120)
 RANKS, FITTED_RANKS = (2, 3, 4, 5, 6, 7, 8), (2, 4, 8)
 SMALLEST, MEBIBYTE = 1 << 16, 1 << 20
 SERIES_SECONDS, MOST_CALLS = 0.6, 2000
-SERIES = 3  # the median counts: a shared machine is disturbed now and then, and a lost packet costs 0.2 s
+SERIES = 3  # the median counts: a shared machine is disturbed now and then
 LONG_SECONDS = 3.0  # of a call: beside it that is little, so it is made once
 KINDS = ("all-reduce", "swap")
 PAYLOAD = 1448 / 1514  # of a full frame: 14 bytes Ethernet, 20 IP, 32 TCP with time stamps
