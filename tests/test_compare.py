@@ -14,8 +14,8 @@ from offbeat.compare.contest import Contest, Entry, run_contest
 from offbeat.compare.contestant import find_contestant
 from offbeat.compare.lap import Lap
 from offbeat.compare.measures import measure, seconds_to, wire_utilisation
-from offbeat.compare.snapshots import Point, curve, flat_of, load_flat, write_snapshot
-from offbeat.compare.worker import EVENTS, Config, Report, last_events, take_own_cores
+from offbeat.compare.snapshots import Album, Point, curve, flat_of, load_flat
+from offbeat.compare.worker import EVENTS, Config, Report, last_events, take_own_cores, warm_up
 from offbeat.emulate import missing
 from offbeat.errors import BadInput
 from offbeat.trace import Trace
@@ -88,14 +88,37 @@ def test_the_curve_is_that_of_the_mean_of_the_latest_snapshots(tmp_path: Path) -
     for rank, sign in ((0, 1.0), (1, -1.0)):  # their noise cancels in the mean
         other = task.model()
         load_flat(other, good + sign * 0.5)
-        write_snapshot(tmp_path, rank, 0, other, seconds=1.0 + rank, step=7)
+        album = Album(tmp_path, rank)
+        album.take(other, seconds=1.0 + rank, step=7)
         load_flat(other, good)
-        write_snapshot(tmp_path, rank, 1, other, seconds=3.0 + rank, step=9)
+        album.take(other, seconds=3.0 + rank, step=9)
+        assert not list(tmp_path.glob(f"{rank:05d}*")), "nothing is written on the clock"
+        album.write()
     load_flat(model, good)
     scratch = task.model()
     points = curve(tmp_path, task, scratch, 2)
     assert [(point.seconds, point.steps) for point in points] == [(3.0, 8.0), (4.0, 9.0)]
     torch.testing.assert_close(flat_of(scratch), good, rtol=0, atol=1e-6)
+
+
+def test_an_album_that_becomes_too_large_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_task("digits", seed=0).model()
+    monkeypatch.setattr("offbeat.compare.snapshots.MOST_HELD_NBYTES", flat_of(model).nbytes)
+    album = Album(tmp_path, 0)
+    for number, files in ((1, 0), (2, 2), (3, 2)):
+        album.take(model, seconds=float(number), step=number)
+        assert len(list(tmp_path.iterdir())) == files
+    album.write()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_warming_up_leaves_no_trace() -> None:
+    task = load_task("digits", model="resnet8", seed=0)
+    model = task.model()
+    before = flat_of(model)
+    warm_up(task, model, *task.train.batch(torch.arange(4)))
+    assert torch.equal(flat_of(model), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_contest_is_interleaved_and_has_the_baseline_in_each_repeat() -> None:

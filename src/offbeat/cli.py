@@ -382,6 +382,14 @@ def topology(name: str, workers: int, rate: float, out: Path | None, json_file: 
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", metavar="cpu|cuda", default="cpu", show_default=True, help="cuda: all workers share one GPU")
 @click.option("--bf16", is_flag=True, help="autocast to bfloat16")
+@click.option("--augment", is_flag=True, help="images are moved a few pixels and mirrored, anew in every step")
+@click.option(
+    "--schedule",
+    metavar="constant|one-cycle",
+    default="constant",
+    show_default=True,
+    help="of the learning rate; one-cycle: up to it in the first fifth of the steps, then down to 0",
+)
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="for report.html, PNGs and compare.json")
 @click.option("--json", "json_file", metavar="FILE", help="for the result; - for standard output, alone there")
 @click.option("--quiet", is_flag=True, help="no progress, no table")

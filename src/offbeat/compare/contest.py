@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import BadInput, unknown
 from ..layout import Layout
+from ..train.augment import check_images
+from ..train.schedule import CONSTANT, SCHEDULES
 from ..train.shards import Shard
 from ..train.task import Task
 from ..train.tasks import load_task
@@ -43,6 +45,8 @@ class Contest:
     seed: int = 0
     device: str = "cpu"
     bf16: bool = False
+    augment: bool = False
+    schedule: str = CONSTANT
     limit_seconds: float = 3600.0  # of a lap
 
     def __post_init__(self) -> None:
@@ -54,6 +58,8 @@ class Contest:
             raise BadInput(f"--epochs {self.epochs} and --steps {self.steps} contradict each other: give one of them")
         if self.step_seconds is not None and not 0 <= self.step_seconds < math.inf:
             raise BadInput(f"--step-seconds {self.step_seconds} does not fit: it must be at least 0, such as 0.17")
+        if self.schedule not in SCHEDULES:
+            raise unknown("schedule", self.schedule, SCHEDULES)
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise BadInput(
                 f"--target-accuracy {self.target_accuracy} does not fit: it must be above 0 and at most 1, such as 0.9"
@@ -115,6 +121,8 @@ def run_contest(
     contest: Contest, *, watch: Callable[[Entry, float], None], ended: Callable[[Outcome], None]
 ) -> list[Outcome]:
     task = contest.load_task()
+    if contest.augment:
+        check_images(task.train.inputs)
     outcomes: list[Outcome] = []
     alone: dict[tuple[str | None, int, int], float] = {}
     for entry in contest.entries():
@@ -149,6 +157,8 @@ def _run(
         snapshots=contest.snapshots,
         device=contest.device,
         bf16=contest.bf16,
+        augment=contest.augment,
+        schedule=contest.schedule,
     )
     try:
         with make_course(layout.nodes, entry.link, delay=contest.delay) as course:

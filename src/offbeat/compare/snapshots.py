@@ -1,7 +1,8 @@
 """Snapshots: the weights of every worker along the way, and the accuracy of their mean at those moments.
 
-An averaged model exists only in thought while the workers are apart; each writes its own weights now and then, and the
-mean of what was there at a moment is evaluated after the run, off the clock.
+An averaged model exists only in thought while the workers are apart; each keeps a copy of its own weights now and then,
+and the mean of what was there at a moment is evaluated after the run. Files are written then too: on the clock there is
+only the copy, beside the model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ..train.task import Task, evaluate
 
 TEST_SAMPLES = 2000  # of the points along the way; the last one is on all
+MOST_HELD_NBYTES = 3 << 30  # of one worker's copies, before they are written after all
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,28 @@ class Point:
     loss: float
 
 
-def write_snapshot(folder: Path, rank: int, number: int, model: nn.Module, *, seconds: float, step: int) -> None:
-    path = folder / f"{rank:05d}-{number:05d}.safetensors"
-    about = {"seconds": repr(seconds), "step": str(step)}
-    safetensors.torch.save_file({"x": flat_of(model)}, str(path), metadata=about)
+class Album:
+    """The snapshots of one worker."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._number = self._held_nbytes = 0
+        self._held: list[tuple[Path, Tensor, dict[str, str]]] = []
+
+    def take(self, model: nn.Module, *, seconds: float, step: int) -> None:
+        path = self._folder / f"{self._rank:05d}-{self._number:05d}.safetensors"
+        x = flat_of(model)
+        self._held.append((path, x, {"seconds": repr(seconds), "step": str(step)}))
+        self._number += 1
+        self._held_nbytes += x.nbytes
+        if self._held_nbytes > MOST_HELD_NBYTES:
+            self.write()
+
+    def write(self) -> None:
+        for path, x, about in self._held:
+            safetensors.torch.save_file({"x": x.cpu()}, str(path), metadata=about)
+        self._held.clear()
+        self._held_nbytes = 0
 
 
 def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]:
@@ -54,8 +74,8 @@ def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]
 
 
 def flat_of(model: nn.Module) -> Tensor:
-    """All floating-point tensors of a model as one vector."""
-    return torch.cat([t.detach().reshape(-1).float() for t in _floats(model)]).cpu()
+    """All floating-point tensors of a model as one vector, beside them."""
+    return torch.cat([t.detach().reshape(-1).float() for t in _floats(model)])
 
 
 def load_flat(model: nn.Module, flat: Tensor) -> None:

@@ -5,6 +5,7 @@
 What it saw goes to RANK.json in the folder of the run, its weights along the way to snapshots/.
 """
 
+import copy
 import json
 import os
 import resource
@@ -12,21 +13,27 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..connect import join_process_group
 from ..layout import Layout
 from ..malloc import keep_freed_memory
 from ..trace import Event
+from ..train.augment import augmented
+from ..train.schedule import CONSTANT, rate_factor
 from ..train.seed import worker_seed
 from ..train.shards import Shard
+from ..train.task import Task
 from ..train.tasks import load_task
 from .contestant import Setup, find_contestant
-from .snapshots import write_snapshot
+from .snapshots import Album
 
 TIMEOUT_SECONDS = 120.0
 
@@ -50,6 +57,8 @@ class Config:
     snapshots: int = 0  # of each worker, along the way
     device: str = "cpu"
     bf16: bool = False  # autocast
+    augment: bool = False
+    schedule: str = CONSTANT
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -87,6 +96,19 @@ def take_own_cores(rank: int, workers: int) -> None:
         os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
 
 
+def warm_up(task: Task, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """Before the clock runs: a GPU loads its kernels in the first step, for most of a second."""
+    scratch = copy.deepcopy(model)
+    task.loss(scratch(inputs), targets).backward()  # type: ignore[no-untyped-call]
+    if inputs.is_cuda:
+        torch.cuda.synchronize()
+
+
+def set_rates(optimizer: Optimizer, rates: Iterable[float], factor: float) -> None:
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+
+
 def work(config: Config, rank: int) -> Report:
     """Train to the end."""
     take_own_cores(rank, len(config.node_of))
@@ -109,16 +131,20 @@ def work(config: Config, rank: int) -> Report:
     torch.manual_seed(config.seed)
     model = task.model().to(device)
     train = task.train.to(device)
+    autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=config.bf16)
     if device.type == "cuda":  # the order of weights, and so of what is made with them, that is fastest there
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with autocast():
+        warm_up(task, model, *train.batch(shard.indices(0).to(device)))
     torch.manual_seed(worker_seed(config.seed, rank))
     optimizer = task.optimizer(model.parameters())
+    rates = [group["lr"] for group in optimizer.param_groups]
     setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [])
     every = max(1, config.steps // config.snapshots) if config.snapshots else config.steps + 1
     slower = config.slower.get(str(rank), 1.0)
     ends: list[float] = []
     losses: list[torch.Tensor] = []
-    taken = 0
+    album = Album(folder, rank)
     with find_contestant(config.contestant)(model, optimizer, setup) as (module, stepper):
         attachment = setup.attachment[0] if setup.attachment else None
         dist.barrier()
@@ -127,8 +153,12 @@ def work(config: Config, rank: int) -> Report:
         for step in range(1, config.steps + 1):
             since = time.monotonic()
             inputs, targets = train.batch(shard.indices(step - 1).to(device, non_blocking=True))
+            if config.augment:
+                inputs = augmented(inputs)
+            if config.schedule != CONSTANT:
+                set_rates(optimizer, rates, rate_factor(config.schedule, step, config.steps))
             stepper.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
+            with autocast():
                 loss = task.loss(module(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             _sleep(since, config.step_seconds, slower)
@@ -138,13 +168,13 @@ def work(config: Config, rank: int) -> Report:
             losses.append(loss.detach())
             ends.append(time.monotonic())
             if step % every == 0:
-                write_snapshot(folder, rank, taken, model, seconds=ends[-1] - began, step=step)
-                taken += 1
+                album.take(model, seconds=ends[-1] - began, step=step)
         cpu = _cpu_seconds() - cpu
         waited = attachment.trace.seconds["wait"] - waited_before if attachment is not None else None
     ended = time.monotonic()
     if config.snapshots:
-        write_snapshot(folder, rank, taken, model, seconds=ended - began, step=config.steps)
+        album.take(model, seconds=ended - began, step=config.steps)
+        album.write()
     report = Report(
         rank=rank,
         began_at=began,
