@@ -61,6 +61,18 @@ def average_tells_whether_the_wire_waited_for_this_rank(comm: Comm) -> Steps:
     assert third.found_idle, "a number does not keep the wire busy"
 
 
+def sums_of_whole_numbers_are_exact(comm: Comm) -> Steps:
+    x, out = torch.full((5,), 31 - comm.rank, dtype=torch.int8), torch.zeros(5, dtype=torch.int8)
+    work = comm.add_up(x, RANKS, out=out)
+    x.fill_(99)
+    assert (yield work) is out
+    assert torch.equal(out, torch.full((5,), 4 * 31 - 6, dtype=torch.int8))
+    alone = yield comm.add_up(x, (comm.rank,))
+    assert torch.equal(alone, x)
+    assert alone is not x
+    assert torch.equal((yield comm.add_up(torch.full((3,), 0.5), RANKS)), torch.full((3,), 2.0))
+
+
 def average_of_one_number(comm: Comm) -> Steps:
     assert (yield comm.average(torch.tensor(float(comm.rank == 2)), RANKS)).item() == 0.25
 
@@ -357,6 +369,7 @@ CASES: list[Case] = [
     average_takes_the_value_of_the_moment,
     average_lands_in_out,
     average_tells_whether_the_wire_waited_for_this_rank,
+    sums_of_whole_numbers_are_exact,
     average_of_one_number,
     averages_are_matched_by_order,
     work_that_is_done_stays_done,

@@ -29,8 +29,9 @@ SAME = [  # in both worlds
     "sgp",
     "diloco:every=4,fragments=2,delay=1",
 ]
-SMALL_APART = ["lasgd:fragments=9", "lasgd:fragments=9,wire_dtype=bfloat16"]  # which are many pieces in one parcel
-SPECS = [*SAME, *SMALL_APART, "lasgd", "lasgd:wire_dtype=bfloat16", "gossip", "a2cid2:fragments=3"]
+WIRES = ["", ",wire_dtype=bfloat16", ",wire_dtype=int8"]
+SMALL_APART = [f"lasgd:fragments=9{wire}" for wire in WIRES]  # many pieces in one parcel
+SPECS = [*SAME, *SMALL_APART, *(f"lasgd:fragments=none{wire}" for wire in WIRES), "gossip", "a2cid2:fragments=3"]
 
 
 def train_on_the_gpu() -> dict[str, Tensor]:

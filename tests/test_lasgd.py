@@ -13,7 +13,8 @@ from workers import run_workers
 import offbeat
 from offbeat.errors import BadInput
 from offbeat.layout import Layout, Ranks
-from offbeat.parcel import GatheredLetter, Letter, Parcel
+from offbeat.letter import GatheredLetter, Letter
+from offbeat.parcel import Parcel
 from offbeat.replica import Replica, Slot, flatten
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.comm import SimComm
@@ -179,7 +180,8 @@ def test_small_tensors_never_leave_the_wire_dry(
 
 
 @pytest.mark.parametrize(
-    "spec", ["lasgd:fragments=9", "lasgd:fragments=9,wire_dtype=bfloat16", "lasgd:fragments=9,gradients=node"]
+    "spec",
+    [f"lasgd:fragments=9{more}" for more in ("", ",wire_dtype=bfloat16", ",wire_dtype=int8", ",gradients=node")],
 )
 def test_small_tensors_keep_the_mean_and_the_bits(spec: str) -> None:
     ends = []
@@ -190,10 +192,13 @@ def test_small_tensors_keep_the_mean_and_the_bits(spec: str) -> None:
         run(make_strategy(spec), cluster, learners, [80, 80, 80, 60], seed=0)
         ends.append(learners)
         mean = 1 + sum(learners.moved) / 4
-        tolerance = 1e-12 if "bfloat16" not in spec else 0.05
+        tolerance = 1e-12 if "wire_dtype" not in spec else 0.05
         for replica in learners.replicas:
             torch.testing.assert_close(replica.flats[0], mean, rtol=0, atol=tolerance)
     assert torch.equal(ends[0].replicas[0].flats[0], ends[1].replicas[0].flats[0])
+
+
+NARROW = (",wire_dtype=bfloat16", ",wire_dtype=int8")
 
 
 class Settling(SmallAndLarge):
@@ -213,7 +218,8 @@ class Settling(SmallAndLarge):
 
 
 @pytest.mark.parametrize(
-    "spec", ["lasgd", "lasgd:fragments=9", "lasgd:wire_dtype=bfloat16", "lasgd:wire_dtype=bfloat16,fragments=9"]
+    "spec",
+    [f"lasgd:fragments={n}{more}" for n in ("none", 9) for more in ("", ",wire_dtype=bfloat16", ",wire_dtype=int8")],
 )
 def test_workers_that_stand_still_come_together(spec: str) -> None:
     """Also where the fragments are chosen when the workers have parted already: the reference is older than that."""
@@ -273,7 +279,7 @@ class Still(Quadratic):
         pass
 
 
-@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_a_narrower_wire_never_rounds_x(wire_dtype: str) -> None:
     learners = Still(4)
     before = [learners.x(rank) for rank in range(4)]
@@ -283,9 +289,10 @@ def test_a_narrower_wire_never_rounds_x(wire_dtype: str) -> None:
 
 
 def test_a_narrower_wire_sends_fewer_bytes() -> None:
-    whole, half = (on_a_wire_of(0.5, f"lasgd:fragments=1{more}") for more in ("", ",wire_dtype=bfloat16"))
-    ratio = half.statuses[0].bytes_sent / whole.statuses[0].bytes_sent
-    assert ratio == pytest.approx(0.5, rel=0.02)
+    runs = [on_a_wire_of(0.5, f"lasgd:fragments=1{more}") for more in ("", ",wire_dtype=bfloat16", ",wire_dtype=int8")]
+    whole, half, quarter = (run.statuses[0].bytes_sent for run in runs)
+    assert half / whole == pytest.approx(0.5, rel=0.02)
+    assert quarter / whole == pytest.approx(0.25, rel=0.05)
 
 
 class OneRank:

@@ -81,6 +81,7 @@ def most_held(spec: str, elements: int = ELEMENTS) -> float:
         ("lasgd", 2),
         ("lasgd:fragments=8", 2),
         ("lasgd:fragments=4,wire_dtype=bfloat16", 2),
+        ("lasgd:fragments=4,wire_dtype=int8", 2),
         ("daso", 2),
         ("daso:wire_dtype=bfloat16", 2),
         ("diloco", 2),

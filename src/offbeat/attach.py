@@ -23,6 +23,7 @@ from .connect import Connection, connect
 from .errors import BadInput, LostPeer
 from .gradients import Gradients
 from .layout import Layout
+from .lead import Lead
 from .options import options_of
 from .replica import Replica, flatten
 from .strategies import make_strategy
@@ -107,6 +108,7 @@ class Attachment:
         self.seconds = 0.0  # from the start to the final average, once that is done
         self._model, self._optimizer = model, optimizer
         self._computing_since = 0.0
+        self._lead = Lead(replica.flats[0].device)
         self._gradients = (
             Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm, self._averages_gradients)
             if connection.gradient_group is not None
@@ -163,6 +165,7 @@ class Attachment:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         waited = self._gradients.end_step() if self._gradients is not None else 0.0
+        self._lead.wait()
         since, now = self._computing_since, self.comm.now()
         self.trace.add("compute", "step", since, now - since - waited)
         self._computing_since = now
@@ -174,6 +177,7 @@ class Attachment:
             self._computing_since = self.comm.now()
         # Otherwise this step's gradients were averaged for another rank that is behind, because it skipped a step:
         # for the strategy no step has gone by, or it would go on where that rank does not follow yet.
+        self._lead.mark()
 
     def _idle_hook(self) -> Callable[[Optimizer, Any, Any], None]:
         """The same where there is nothing to do but to note the step, without a call: a step of a fraction of a

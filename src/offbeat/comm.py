@@ -54,11 +54,11 @@ Steps = Generator[Work[Any], Any, None]
 class Comm(Protocol):
     """Every call starts something and returns at once.
 
-    Tensors: the value that travels is the one at the moment of the call for `average`; for `swap`, `shift`
+    Tensors: the value that travels is the one at the moment of the call for `average` and `add_up`; for `swap`, `shift`
     and `broadcast` the tensor must stay as it is until the work is done. The result lands in `out` if given
     (it may be the same tensor), else in a fresh buffer; `out` belongs to the comm until the work is done.
 
-    Collectives (`average`, `broadcast`) over the same ranks are matched by order: the k-th call here meets
+    Collectives (`average`, `add_up`, `broadcast`) over the same ranks are matched by order: the k-th call here meets
     the k-th call there.
     """
 
@@ -76,6 +76,10 @@ class Comm(Protocol):
 
     def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> Average:
         """The mean of x over `ranks`; completes when the last of them has called it."""
+        ...
+
+    def add_up(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> Average:
+        """The sum of x over `ranks`, as `average`; whole numbers must be so small that it fits their dtype."""
         ...
 
     def broadcast(self, x: Tensor, source: int, ranks: Ranks, out: Tensor | None = None) -> Work[Tensor]:

@@ -70,6 +70,12 @@ class TorchComm:
         out = _into(x, out)
         return self._start("average", out, ranks, ring_bytes(out.nbytes, len(ranks)), divide_by=len(ranks))
 
+    def add_up(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> "Finished | Collective":
+        out = _into(x, out)
+        if len(ranks) == 1:
+            return Finished(out)
+        return self._start("average", out, ranks, ring_bytes(out.nbytes, len(ranks)))
+
     def broadcast(self, x: Tensor, source: int, ranks: Ranks, out: Tensor | None = None) -> RealWork[Tensor]:
         out = _into(x, out)
         if len(ranks) == 1:

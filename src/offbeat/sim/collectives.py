@@ -16,7 +16,7 @@ from .clock import Clock
 from .network import Network
 from .work import SimWork
 
-Kind = Literal["average", "broadcast"]
+Kind = Literal["average", "sum", "broadcast"]
 
 
 class Round:
@@ -77,7 +77,7 @@ class Collectives:
         """At once, or when those over the same ranks that began before are through, as torch does it."""
         first = round.arrived[ranks[0]][0]
         nbytes = self.nbytes(first)
-        if first.ndim == 0 and round.kind == "average":  # all latency: no share of a link that anybody would notice
+        if first.ndim == 0 and round.kind != "broadcast":  # all latency: no share of a link that anybody would notice
             end = partial(self._end, round, ranks, ring_bytes(nbytes, len(ranks)))
             self._clock.after(self._network.all_reduce_seconds(ranks, nbytes), end)
             return
@@ -86,10 +86,10 @@ class Collectives:
             queue.popleft()
             if queue:
                 queue[0]()
-            self._end(round, ranks, ring_bytes(nbytes, len(ranks)) if round.kind == "average" else nbytes)
+            self._end(round, ranks, ring_bytes(nbytes, len(ranks)) if round.kind != "broadcast" else nbytes)
 
         def begin() -> None:
-            if round.kind == "average":
+            if round.kind != "broadcast":
                 self._network.all_reduce(ranks, nbytes, ended)
             else:
                 self._network.broadcast(round.source, ranks, nbytes, ended)
@@ -100,8 +100,8 @@ class Collectives:
 
     def _end(self, round: Round, ranks: Ranks, sent: int) -> None:
         buffers = [round.arrived[rank][0] for rank in ranks]
-        if round.kind == "average":
-            mean_(buffers)
+        if round.kind != "broadcast":
+            add_up_(buffers, divide_by=len(buffers) if round.kind == "average" else 1)
         else:
             value = round.arrived[round.source][0]
             for buffer in buffers:
@@ -112,9 +112,10 @@ class Collectives:
             place = (self._group(ranks), rank)
             if self._latest.get(place) is work:
                 del self._latest[place]
-            share = sent if round.kind == "average" or (rank == round.source and len(ranks) > 1) else 0
+            share = sent if round.kind != "broadcast" or (rank == round.source and len(ranks) > 1) else 0
             if buffer.ndim > 0:
-                self._traces[rank].add("communicate", round.kind, since, self._clock.now - since, share, ranks)
+                name = "broadcast" if round.kind == "broadcast" else "average"
+                self._traces[rank].add("communicate", name, since, self._clock.now - since, share, ranks)
             work.complete(buffer)
 
     def _group(self, ranks: Ranks) -> int:
@@ -139,10 +140,11 @@ def size(x: Tensor) -> str:
     return f"{x.nbytes} bytes of {str(x.dtype).removeprefix('torch.')}"
 
 
-def mean_(buffers: Sequence[Tensor]) -> None:
-    """Every buffer becomes the mean of all, added up in the order given."""
+def add_up_(buffers: Sequence[Tensor], *, divide_by: int) -> None:
+    """Every buffer becomes the sum of all, in the order given, or their mean."""
     total = buffers[0].clone()
     for buffer in buffers[1:]:
         total += buffer
-    total /= len(buffers)
+    if divide_by > 1:
+        total /= divide_by
     torch._foreach_copy_(list(buffers), [total] * len(buffers))

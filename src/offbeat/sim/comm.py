@@ -82,6 +82,9 @@ class SimComm:
     def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
         return self._world.collectives.join("average", self.rank, _into(x, out), ranks)
 
+    def add_up(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
+        return self._world.collectives.join("sum", self.rank, _into(x, out), ranks)
+
     def broadcast(self, x: Tensor, source: int, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
         return self._world.collectives.join("broadcast", self.rank, _into(x, out), ranks, source)
 

@@ -22,11 +22,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..byte_letter import MOST_RANKS
 from ..comm import Comm, Steps, Work
 from ..errors import BadInput
 from ..layout import Layout, Ranks
+from ..letter import narrows
 from ..options import option
-from ..parcel import WIRE_DTYPES, Parcel, narrows
+from ..parcel import WIRE_DTYPES, Parcel
 from ..replica import Fragment, Replica
 from ..roster import Roster
 from ..strategy import Strategy
@@ -54,7 +56,7 @@ class LASGD(Strategy):
         at_least=0,
     )  # fmt: skip
     max_delay: int | None = option(None, "wait for an average that is so many steps late (none: never)", at_least=0)
-    wire_dtype: str | None = option(None, "dtype of what travels (none: that of x)", one_of=WIRE_DTYPES)
+    wire_dtype: str | None = option(None, "dtype of what travels (none: that of x)", one_of=(*WIRE_DTYPES, "int8"))
     gradients: str = option("own", "node: average the gradients inside each node, every step", one_of=("own", "node"))
     parts: int = field(default=0, init=False)
     merges: int = field(default=0, init=False)
@@ -73,6 +75,11 @@ class LASGD(Strategy):
         return layout.beside(rank) if self.gradients == "node" else (rank,)
 
     def start(self, replica: Replica, comm: Comm) -> Steps:
+        if self.wire_dtype == "int8" and comm.layout.workers > MOST_RANKS:
+            raise BadInput(
+                f"wire_dtype=int8 adds up bytes of at most {MOST_RANKS} workers, and there are {comm.layout.workers}: "
+                f"use bfloat16"
+            )
         yield from super().start(replica, comm)
         narrow = any(narrows(flat, self.wire_dtype) for flat in replica.flats)
         self._shared = Replica(tuple(map(torch.clone, replica.flats)), replica.slots) if narrow else None  # still equal
@@ -219,15 +226,16 @@ class LASGD(Strategy):
         small_shared: Fragment | None = None
         rest, rest_shared = self.replica, self._shared
         spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
+        small_dtype = "bfloat16" if self.wire_dtype == "int8" else self.wire_dtype  # blocks of bytes suit large tensors
         if self.delay is None and self.max_delay != 0 and fragments > spacing:
-            most = int(SMALL_SHARE * spacing * rest.nbytes / fragments)
+            most = int(SMALL_SHARE * spacing * rest.nbytes / fragments) // (1 if small_dtype == self.wire_dtype else 2)
             small, rest = rest.set_apart(most)
             if rest_shared is not None:
                 small_shared, rest_shared = rest_shared.set_apart(most)
         parts = rest.fragments(fragments)
         references = [None] * len(parts) if rest_shared is None else rest_shared.fragments(fragments)
         large = [Parcel(part, self.wire_dtype, own) for part, own in zip(parts, references, strict=True)]
-        self._roster = Roster(large, Parcel(small, self.wire_dtype, small_shared) if small else None, spacing)
+        self._roster = Roster(large, Parcel(small, small_dtype, small_shared) if small else None, spacing)
         self.parts = len(large)
 
     def _choose_fragments(self) -> Steps:
@@ -264,7 +272,7 @@ class LASGD(Strategy):
             took = []
             for length in (1, size, 1, size):  # the first two warm up: a fresh connection is slow
                 began = self.comm.now()
-                yield self.comm.average(torch.zeros(length, dtype=like, device=flat.device), everyone)
+                yield self.comm.add_up(torch.zeros(length, dtype=like, device=flat.device), everyone)
                 took.append(self.comm.now() - began)
             latency = max(latency, took[2], 1e-9)
             seconds += took[2] + max(0.0, took[3] - took[2]) * len(flat) / size
