@@ -20,6 +20,7 @@ from ..report.status import to_json
 from ..sim.command import parse_stragglers
 from ..sim.rates import parse_rate
 from .contest import Contest, Entry, Outcome, as_record, run_contest
+from .mps import sharing
 from .outputs import NO_PLOTLY, write_outputs
 from .table import print_outcomes, rows_of
 
@@ -110,6 +111,7 @@ def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[s
             "cpus": len(_cpus()),
             "processor": platform.machine(),
             "gpu": torch.cuda.get_device_name(0) if contest.device == "cuda" else None,
+            "gpu_shared_by": sharing(contest.device),
         },
         "versions": {"offbeat": own_version(), "torch": torch.__version__, "python": platform.python_version()},
         "compute": contest.compute,

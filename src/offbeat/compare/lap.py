@@ -5,7 +5,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import OffbeatError
 from ..train.tasks import load_task
 from .course import PYTHON, Course
+from .mps import mps
 from .snapshots import Point, curve
 from .worker import Config, Report
 
@@ -43,8 +44,9 @@ def run_lap(course: Course, config: Config, *, limit_seconds: float, watch: Watc
         config = replace(config, folder=name)
         config.write(folder / "config.json")
         began = time.monotonic()
-        processes = _start(course, config, folder)
-        sent = _wait(course, processes, folder, began + limit_seconds, watch)
+        with mps(config.device) as env:
+            processes = _start(course, config, folder, env)
+            sent = _wait(course, processes, folder, began + limit_seconds, watch)
         reports = [_read_report(folder, rank) for rank in range(len(config.node_of))]
         points = []
         if config.snapshots:
@@ -56,7 +58,7 @@ def run_lap(course: Course, config: Config, *, limit_seconds: float, watch: Watc
         return Lap(config, reports, sent, points, time.monotonic() - began)
 
 
-def _start(course: Course, config: Config, folder: Path) -> list[subprocess.Popen[Any]]:
+def _start(course: Course, config: Config, folder: Path, more: Mapping[str, str]) -> list[subprocess.Popen[Any]]:
     workers, port = len(config.node_of), _free_port()
     hosts = [course.address(node) for node in range(course.nodes)]
     processes = []
@@ -70,6 +72,7 @@ def _start(course: Course, config: Config, folder: Path) -> list[subprocess.Pope
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": course.interface,
             "OMP_NUM_THREADS": "1",
+            **more,
         }
         with (folder / f"{rank}.log").open("wb") as log:
             argv = [PYTHON, "-m", "offbeat.compare.worker", str(folder / "config.json")]
