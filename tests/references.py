@@ -67,6 +67,30 @@ def daso(every: int, wait: int, nodes: int = 2) -> Callable[[Tensor, Step, int, 
     return reference
 
 
+def lasgd_with_momentum(every: int, delay: int, momentum: float) -> Callable[[Tensor, Step, int, int], Tensor]:
+    def reference(x0: Tensor, step: Step, workers: int, steps: int) -> Tensor:
+        xs, common, velocity = x0.repeat(workers, 1), x0.clone(), torch.zeros_like(x0)
+        snapshots: dict[int, Tensor] = {}  # by the step at which they are merged
+
+        def merge(xs: Tensor, snapshot: Tensor) -> Tensor:
+            learned = snapshot.mean(0) - common
+            velocity.mul_(momentum).add_(learned)
+            common.add_(learned + momentum * velocity)
+            return xs + snapshot.mean(0) - snapshot + momentum * velocity
+
+        for number in range(1, steps + 1):
+            xs = torch.stack([x + step(rank, number - 1, x) for rank, x in enumerate(xs)])
+            if number in snapshots:
+                xs = merge(xs, snapshots.pop(number))
+            if number >= every and (number - every) % max(every, delay) == 0:
+                snapshots[number + delay] = xs.clone()
+        for snapshot in snapshots.values():
+            xs = merge(xs, snapshot)
+        return merge(xs, xs).mean(0)  # the average that tells them that nobody trains any more
+
+    return reference
+
+
 def lasgd(every: int, delay: int, fragments: int = 1) -> Callable[[Tensor, Step, int, int], Tensor]:
     interval = max(every, delay)
 

@@ -46,6 +46,13 @@ ROWS = [
     Row("lasgd:delay=2,wire_dtype=float32", references.lasgd(1, 2), same_in_both_worlds=True, tolerance=1e-6),
     Row("lasgd:fragments=2,wire_dtype=bfloat16", None, same_in_both_worlds=False, tolerance=2e-2),
     Row("lasgd:fragments=2,wire_dtype=int8", None, same_in_both_worlds=False),
+    Row(
+        "lasgd:every=4,delay=3,momentum=0.4",
+        references.lasgd_with_momentum(4, 3, 0.4),
+        same_in_both_worlds=True,
+        keeps_mean=False,
+    ),
+    Row("lasgd:fragments=3,momentum=0.3,wire_dtype=int8", None, same_in_both_worlds=False, keeps_mean=False),
     Row("lasgd:fragments=2,gradients=node", None, same_in_both_worlds=False),
     Row("lasgd:delay=0,gradients=node", references.lasgd(1, 0), same_in_both_worlds=True, one_step_of_sgd=True),
     Row(f"{CYCLING}", references.daso(4, 1), same_in_both_worlds=True, keeps_mean=False),

@@ -262,6 +262,16 @@ def test_max_delay_bounds_staleness_by_waiting_and_says_so() -> None:
     assert done.seconds > 1.5 * 200 * STEP_SECONDS
 
 
+def test_a_momentum_of_1_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"momentum=1.0 does not fit: from 1 on nothing is ever forgotten, so use less"):
+        make_strategy("lasgd:momentum=1")
+
+
+def test_bytes_of_too_many_workers_are_refused() -> None:
+    with pytest.raises(BadInput, match="wire_dtype=int8 adds up bytes of at most 63 workers, and there are 64: use bf"):
+        run(make_strategy("lasgd:wire_dtype=int8"), Cluster(layout=Layout.even(64, 64)), NoModel(64), [3] * 64, seed=0)
+
+
 def test_delay_and_max_delay_contradict_each_other() -> None:
     with pytest.raises(BadInput, match="delay=2 and max_delay=3 contradict each other: give one of them"):
         make_strategy("lasgd:delay=2,max_delay=3")
@@ -320,17 +330,18 @@ def test_the_merge_uses_the_snapshot_as_it_was_rounded() -> None:
     torch.testing.assert_close(x, torch.full((5,), 4 / 3 - float(third) + float(third / 2)), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("wire_dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("late", [False, True])
 def test_pieces_handled_together_end_where_those_do_that_are_handled_one_by_one(
-    wire_dtype: str | None, late: bool
+    wire_dtype: str | None, late: bool, momentum: float
 ) -> None:
     sizes, ends = (5, 1, 16, 3), []
     for kind in (Letter, GatheredLetter):
         torch.manual_seed(0)
         xs = [torch.randn(size) for size in sizes]
         references = [x + 0.1 * torch.randn_like(x) for x in xs]
-        letter = kind(list(zip(xs, references, strict=True)), wire_dtype)
+        letter = kind(list(zip(xs, references, strict=True)), wire_dtype, momentum)
         for _ in range(2):
             letter.send(OneRank(), (0, 1), training=True)  # type: ignore[arg-type]
             if late:

@@ -82,6 +82,7 @@ def most_held(spec: str, elements: int = ELEMENTS) -> float:
         ("lasgd:fragments=8", 2),
         ("lasgd:fragments=4,wire_dtype=bfloat16", 2),
         ("lasgd:fragments=4,wire_dtype=int8", 2),
+        ("lasgd:fragments=4,momentum=0.5", 4),
         ("daso", 2),
         ("daso:wire_dtype=bfloat16", 2),
         ("diloco", 2),

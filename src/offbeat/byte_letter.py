@@ -10,7 +10,6 @@ again, and it is exact: the corrections of all ranks add up to zero.
 Nothing is lost: what is rounded away or cut off stays in x_i - r, and travels later.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 
 from .comm import Average, Comm
 from .layout import Ranks
-from .letter import Letter, Pieces
+from .letter import Letter, Momentum, Pieces
 from .replica import in_chunks
 
 MOST_RANKS = 63  # with more, each could say no more than -1, 0 and 1
@@ -32,7 +31,7 @@ LEAST, MOST = -40.0, 40.0  # e
 class ByteLetter(Letter):
     """The numbers of all pieces, the votes of all blocks, and the one that says whether the sender still trains."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, momentum: float = 0.0) -> None:
         chunks = [chunk for x, shared in pieces for chunk in in_chunks(x, x.clone() if shared is None else shared)]
         sizes = [len(x) for x, _ in chunks]
         blocks = [-(-size // BLOCK) for size in sizes]
@@ -46,6 +45,7 @@ class ByteLetter(Letter):
             for k, (x, reference) in enumerate(chunks)
         ]
         self._says_training = False
+        self._momentum = Momentum(momentum, [(chunk.x, chunk.reference) for chunk in self._chunks])
         self._ranks = 1
 
     def send(self, comm: Comm, ranks: Ranks, training: bool) -> Average:
@@ -56,18 +56,14 @@ class ByteLetter(Letter):
         return comm.add_up(self._out, ranks, out=self._in)
 
     def merge(self) -> None:
-        for chunk in self._chunks:
-            chunk.merge(self._ranks)
+        self._momentum.push([chunk.merge(self._ranks) for chunk in self._chunks])
 
     def adopt(self) -> None:
         """The mean of what was sent: what was not, stays, also where nothing was learned meanwhile."""
         self.merge()
 
     def approach(self, weight: float) -> None:
-        for chunk in self._chunks:
-            chunk.reference.add_(chunk.mean(self._ranks))
-            chunk.x.lerp_(chunk.reference, weight)
-            chunk.obey(self._ranks)
+        raise NotImplementedError("what was rounded away or cut off would be lost")
 
 
 class Chunk(NamedTuple):
@@ -83,25 +79,19 @@ class Chunk(NamedTuple):
 
     def write(self, most: int) -> None:
         difference = in_blocks(self.x - self.reference)
-        reach = torch.linalg.vector_norm(difference, dim=1).mul_(REACH / math.sqrt(BLOCK) / most)
+        reach = mean_size(difference, len(self.x)).mul_(REACH / most)
         wanted = torch.log2(reach).ceil_()  # minus infinity where nothing differs
         self.vote.copy_(wanted.sub_(self.exponents).clamp_(-most, most))
         difference.mul_(torch.exp2(-self.exponents)[:, None]).round_().clamp_(-most, most)
         self.sent.copy_(self._flat(difference))
 
-    def merge(self, ranks: int) -> None:
-        mean = self.mean(ranks)
+    def merge(self, ranks: int) -> Tensor:
+        """Returns the mean difference."""
+        mean = self._scaled(self.total, ranks)
         self.reference.add_(mean)
-        self.x.add_(mean.sub_(self._scaled(self.sent, 1)))
-        self.obey(ranks)
-
-    def mean(self, ranks: int) -> Tensor:
-        """Of the differences that were sent."""
-        return self._scaled(self.total, ranks)
-
-    def obey(self, ranks: int) -> None:
-        """The votes: for the next time."""
+        self.x.add_(mean - self._scaled(self.sent, 1))
         self.exponents.add_((self.all_votes / ranks).round_()).clamp_(LEAST, MOST)
+        return mean
 
     def _scaled(self, numbers: Tensor, divisor: int) -> Tensor:
         wide = in_blocks(numbers.to(self.exponents.dtype))
@@ -117,7 +107,14 @@ def in_blocks(numbers: Tensor) -> Tensor:
     return F.pad(wide, (0, missing)).view(-1, BLOCK) if (missing := -len(wide) % BLOCK) else wide.view(-1, BLOCK)
 
 
+def mean_size(blocks: Tensor, numbers: int) -> Tensor:
+    """The root mean square of each block; so many numbers are in all."""
+    squares: Tensor = torch.linalg.vector_norm(blocks, dim=1).square_().div_(BLOCK)
+    squares[-1] *= BLOCK / (numbers - BLOCK * (len(blocks) - 1))  # what the last one is filled up with does not count
+    return squares.sqrt_()
+
+
 def exponents_for(reference: Tensor) -> Tensor:
     """The first, of the same values on all ranks."""
-    reach = torch.linalg.vector_norm(in_blocks(reference), dim=1).mul_(FIRST_SHARE / math.sqrt(BLOCK))
-    return torch.log2(reach).ceil_().clamp_(LEAST, MOST)
+    sizes = mean_size(in_blocks(reference), len(reference))
+    return torch.log2(sizes.mul_(FIRST_SHARE)).ceil_().clamp_(LEAST, MOST)

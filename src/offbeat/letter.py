@@ -6,6 +6,11 @@ by the rounding of a difference of a few steps:
 
     send:     d <- round(x - r)
     merge:    x <- x + (mean d - d) ;  r <- r + mean d
+
+With momentum m what the ranks have learned together goes on a little, the same on all of them (Nesterov's, between one
+average and the next; a difference travels also where nothing is rounded):
+
+    merge:    v <- m v + mean d ;  x <- x + (mean d - d) + m v ;  r <- r + mean d + m v
 """
 
 from collections.abc import Sequence
@@ -30,17 +35,19 @@ def narrows(x: Tensor, wire_dtype: str | None) -> bool:
 class Letter:
     """Pieces of x of one dtype, which travel as one; the last number there says whether the sender still trains."""
 
-    def __init__(self, pieces: Pieces, wire_dtype: str | None) -> None:
+    def __init__(self, pieces: Pieces, wire_dtype: str | None, momentum: float = 0.0) -> None:
         first, narrow = pieces[0][0], narrows(pieces[0][0], wire_dtype)
         wire = getattr(torch, wire_dtype) if narrow and wire_dtype is not None else first.dtype
+        differs = narrow or momentum > 0
         sizes = [len(x) for x, _ in pieces]
         self._out, self._in = (torch.zeros(sum(sizes) + 1, dtype=wire, device=first.device) for _ in range(2))
         buffers = zip(*(torch.split(buffer[:-1], sizes) for buffer in (self._out, self._in)), strict=True)
         self._pieces = [
-            Piece(x, (x.clone() if shared is None else shared) if narrow else None, sent, mean)
+            Piece(x, (x.clone() if shared is None else shared) if differs else None, sent, mean)
             for (x, shared), (sent, mean) in zip(pieces, buffers, strict=True)
         ]
         self._says_training = False
+        self._momentum = Momentum(momentum, [(piece.x, piece.reference) for piece in self._pieces])
 
     def send(self, comm: Comm, ranks: Ranks, training: bool) -> Average:
         self._take_snapshot()
@@ -73,6 +80,7 @@ class Letter:
             else:  # one after the other: their difference would be rounded to the wire's dtype again
                 x.add_(mean).sub_(sent)
                 reference.add_(mean)
+        self._momentum.push([piece.mean for piece in self._pieces])
 
     def adopt(self) -> None:
         for x, reference, _, mean in self._pieces:
@@ -81,6 +89,7 @@ class Letter:
             else:
                 reference.add_(mean)
                 x.copy_(reference)
+        self._momentum.push([piece.mean for piece in self._pieces])
 
     def approach(self, weight: float) -> None:
         """Nothing moves, to the last bit, where the mean is x already."""
@@ -92,8 +101,8 @@ class GatheredLetter(Letter):
     """The same with a few kernels for all pieces together: on a GPU, one for each of many small ones takes longer to
     launch than to run. Sums are made in the dtype of x, so that one of 16 bits is rounded less often."""
 
-    def __init__(self, pieces: Pieces, wire_dtype: str | None) -> None:
-        super().__init__(pieces, wire_dtype)
+    def __init__(self, pieces: Pieces, wire_dtype: str | None, momentum: float = 0.0) -> None:
+        super().__init__(pieces, wire_dtype, momentum)
         self._xs = [piece.x for piece in self._pieces]
         self._references = [piece.reference for piece in self._pieces if piece.reference is not None]
         self._sizes = [len(x) for x in self._xs]
@@ -109,11 +118,14 @@ class GatheredLetter(Letter):
         torch._foreach_add_(self._xs, torch.split(mean - self._out[:-1], self._sizes))
         if self._references:
             torch._foreach_add_(self._references, torch.split(mean, self._sizes))
+        self._momentum.push(torch.split(mean, self._sizes))
 
     def adopt(self) -> None:
+        means = torch.split(self._mean(), self._sizes)
         if self._references:
-            torch._foreach_add_(self._references, torch.split(self._mean(), self._sizes))
-        torch._foreach_copy_(self._xs, self._references or torch.split(self._mean(), self._sizes))
+            torch._foreach_add_(self._references, means)
+        torch._foreach_copy_(self._xs, self._references or means)
+        self._momentum.push(means)
 
     def _mean(self) -> Tensor:
         """As wide as x, so that what is made of it is not rounded again."""
@@ -133,3 +145,23 @@ class Piece(NamedTuple):
     reference: Tensor | None  # with a narrower wire
     sent: Tensor
     mean: Tensor
+
+
+class Momentum:
+    """Of what is learned from average to average; with 0 there is none, and nothing is kept."""
+
+    def __init__(self, momentum: float, pieces: Pieces) -> None:
+        self._momentum = momentum
+        kept = [(x, shared) for x, shared in pieces if momentum > 0 and shared is not None]
+        self._moved = [tensor for pair in kept for tensor in pair]
+        self._velocities = [torch.zeros_like(shared) for _, shared in kept]
+
+    def push(self, means: Sequence[Tensor]) -> None:
+        """x and its reference, by the momentum of the mean differences that have come."""
+        if self._velocities:
+            torch._foreach_mul_(self._velocities, self._momentum)
+            torch._foreach_add_(
+                self._velocities, [mean.to(v.dtype) for mean, v in zip(means, self._velocities, strict=True)]
+            )
+            twice = [velocity for velocity in self._velocities for _ in range(2)]
+            torch._foreach_add_(self._moved, twice, alpha=self._momentum)

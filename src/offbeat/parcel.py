@@ -27,12 +27,18 @@ class Parcel:
     to; none: x as it is now, which must be the same on all ranks.
     """
 
-    def __init__(self, part: Fragment, wire_dtype: str | None = None, reference: Fragment | None = None) -> None:
+    def __init__(
+        self,
+        part: Fragment,
+        wire_dtype: str | None = None,
+        reference: Fragment | None = None,
+        momentum: float = 0.0,
+    ) -> None:
         self.sent_at = 0  # the step of the latest snapshot
         alike: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor | None]]] = {}
         for x, shared in zip(part, reference or [None] * len(part), strict=True):
             alike.setdefault((x.dtype, x.device), []).append((x, shared))
-        self._letters = [make_letter(pieces, wire_dtype) for pieces in alike.values()]
+        self._letters = [make_letter(pieces, wire_dtype, momentum) for pieces in alike.values()]
         self._works: Sequence[Average] = ()
 
     @property
@@ -84,7 +90,7 @@ class Parcel:
             letter.approach(weight)
 
 
-def make_letter(pieces: Pieces, wire_dtype: str | None) -> Letter:
+def make_letter(pieces: Pieces, wire_dtype: str | None, momentum: float) -> Letter:
     if wire_dtype == "int8":
-        return ByteLetter(pieces)
-    return (GatheredLetter if gathers([x for x, _ in pieces]) else Letter)(pieces, wire_dtype)
+        return ByteLetter(pieces, momentum)
+    return (GatheredLetter if gathers([x for x, _ in pieces]) else Letter)(pieces, wire_dtype, momentum)

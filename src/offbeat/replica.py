@@ -69,6 +69,13 @@ class Replica:
         ends = zip(self.flats, self._ends_of_parameters(), strict=True)
         return tuple(flat[end:] for flat, end in ends if end < len(flat))
 
+    def apart_from_buffers(self) -> tuple["Replica", Fragment]:
+        """The parameters alone, and the buffers."""
+        ends = self._ends_of_parameters()
+        kept = [flat for flat, end in enumerate(ends) if end]
+        slots = [replace(slot, flat=kept.index(slot.flat)) for slot in self.slots if slot.is_parameter]
+        return Replica(self.parameters, tuple(slots)), self.buffers
+
     def _ends_of_parameters(self) -> list[int]:
         if not self.slots:
             return [len(flat) for flat in self.flats]

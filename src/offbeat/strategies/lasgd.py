@@ -9,6 +9,9 @@ fragments, in turns: each has at most one average in flight (with two the recurs
 marginally stable), and the queue is just deep enough that the wire never runs dry, so that a fragment is merged a
 few steps after its snapshot. A late correction costs more than a rare one.
 
+With `momentum` the mean goes on from average to average, as DiLoCo's does. Where the workers' own noise limits them
+(large steps, few samples) it learns more per step; elsewhere it is no help.
+
 The small tensors (convolutions, norms, biases, the last layer) are a few per cent of the bytes and weigh much more in
 what is learned. They travel together, after every few fragments: their average is new in every second step.
 """
@@ -29,7 +32,7 @@ from ..layout import Layout, Ranks
 from ..letter import narrows
 from ..options import option
 from ..parcel import WIRE_DTYPES, Parcel
-from ..replica import Fragment, Replica
+from ..replica import Replica
 from ..roster import Roster
 from ..strategy import Strategy
 
@@ -57,6 +60,7 @@ class LASGD(Strategy):
     )  # fmt: skip
     max_delay: int | None = option(None, "wait for an average that is so many steps late (none: never)", at_least=0)
     wire_dtype: str | None = option(None, "dtype of what travels (none: that of x)", one_of=(*WIRE_DTYPES, "int8"))
+    momentum: float = option(0.0, "with which the mean goes on from average to average, below 1", at_least=0)
     gradients: str = option("own", "node: average the gradients inside each node, every step", one_of=("own", "node"))
     parts: int = field(default=0, init=False)
     merges: int = field(default=0, init=False)
@@ -66,6 +70,8 @@ class LASGD(Strategy):
         super().__post_init__()
         if self.delay is not None and self.max_delay is not None:
             raise BadInput(f"delay={self.delay} and max_delay={self.max_delay} contradict each other: give one of them")
+        if self.momentum >= 1:
+            raise BadInput(f"momentum={self.momentum} does not fit: from 1 on nothing is ever forgotten, so use less")
 
     def groups(self, layout: Layout) -> list[Ranks]:
         nodes = [layout.on(node) for node in range(layout.nodes)] if self.gradients == "node" else []
@@ -81,8 +87,10 @@ class LASGD(Strategy):
                 f"use bfloat16"
             )
         yield from super().start(replica, comm)
-        narrow = any(narrows(flat, self.wire_dtype) for flat in replica.flats)
-        self._shared = Replica(tuple(map(torch.clone, replica.flats)), replica.slots) if narrow else None  # still equal
+        differs = self.momentum > 0 or any(narrows(flat, self.wire_dtype) for flat in replica.flats)
+        self._shared = (
+            Replica(tuple(map(torch.clone, replica.flats)), replica.slots) if differs else None
+        )  # still equal
         self._roster: Roster | None = None  # once the fragments are chosen
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._depth, self._deepened_at = 2, 0
@@ -222,21 +230,26 @@ class LASGD(Strategy):
             self._depth = len(roster)
 
     def _cut(self, fragments: int) -> None:
-        small: Fragment = ()
-        small_shared: Fragment | None = None
-        rest, rest_shared = self.replica, self._shared
+        x, shared = self.replica, self._shared
+        buffers: list[Parcel] = []
+        if self.momentum > 0:  # not of buffers: a variance must not go on falling
+            x, own = x.apart_from_buffers()
+            shared, own_shared = (None, None) if shared is None else shared.apart_from_buffers()
+            buffers = [Parcel(own, self.wire_dtype, own_shared)] if own else []
+        small: list[Parcel] = []
         spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
-        small_dtype = "bfloat16" if self.wire_dtype == "int8" else self.wire_dtype  # blocks of bytes suit large tensors
         if self.delay is None and self.max_delay != 0 and fragments > spacing:
-            most = int(SMALL_SHARE * spacing * rest.nbytes / fragments) // (1 if small_dtype == self.wire_dtype else 2)
-            small, rest = rest.set_apart(most)
-            if rest_shared is not None:
-                small_shared, rest_shared = rest_shared.set_apart(most)
-        parts = rest.fragments(fragments)
-        references = [None] * len(parts) if rest_shared is None else rest_shared.fragments(fragments)
-        large = [Parcel(part, self.wire_dtype, own) for part, own in zip(parts, references, strict=True)]
-        self._roster = Roster(large, Parcel(small, small_dtype, small_shared) if small else None, spacing)
-        self.parts = len(large)
+            # Blocks of bytes suit large tensors: small ones have two each.
+            dtype, times = ("bfloat16", 2) if self.wire_dtype == "int8" else (self.wire_dtype, 1)
+            most = int(SMALL_SHARE * spacing * x.nbytes / fragments / times)
+            part, x = x.set_apart(most)
+            part_shared, shared = (None, None) if shared is None else shared.set_apart(most)
+            small = [Parcel(part, dtype, part_shared, self.momentum)] if part else []
+        parts = x.fragments(fragments)
+        references = [None] * len(parts) if shared is None else shared.fragments(fragments)
+        large = [Parcel(part, self.wire_dtype, own, self.momentum) for part, own in zip(parts, references, strict=True)]
+        self._roster = Roster([*large, *buffers], small[0] if small else None, spacing)
+        self.parts = len(large) + len(buffers)
 
     def _choose_fragments(self) -> Steps:
         """Once the time of a step is known on all ranks: as many parts as the wire carries, some in every step."""
