@@ -67,11 +67,12 @@ RACES = {
     "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
     "lasgd:gradients=node,every=100000,daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
-    "gpu": f"{GPU} --steps 320 --snapshots 32 --strategies lasgd,lasgd:wire_dtype=bfloat16,gossip:topology=ring,gossip,"
-    "a2cid2,a2cid2:topology=exponential,local_sgd:every=32,diloco:every=32,fragments=4,delay=7",
-    "gpu-ddp": f"{GPU} --steps 170 --snapshots 17 --strategies ddp",  # by then it is there
-    "gpu-daso": f"{GPU} --steps 240 --snapshots 24 --nodes 4 --strategies "
-    "daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
+    "gpu": f"{GPU} --steps 280 --snapshots 28 --strategies lasgd,{NARROW},{NARROW},momentum=0.5,"
+    "lasgd:wire_dtype=int8,gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,"
+    "local_sgd:every=32,diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16",
+    "gpu-ddp": f"{GPU} --steps 110 --snapshots 22 --strategies ddp",  # by then it is there
+    "gpu-daso": f"{GPU} --steps 200 --snapshots 20 --nodes 4 --strategies "
+    "daso:b_max=32,wait=24,warmup_epochs=0,cooldown_epochs=0",
 }
 
 

@@ -60,6 +60,7 @@ class Race:
     def caption(self) -> str:
         machine, versions = self.record["machine"], self.record["versions"]
         gpu = f", one {machine['gpu']}" if machine["gpu"] else ""
+        gpu += " shared by MPS" if machine.get("gpu_shared_by") == "MPS" else ""
         where = f"{machine['cpus']} cores{gpu}, torch {versions['torch']}, {self.record['date'][:10]}"
         return f"`python benchmarks/race.py {self.name}` ({where}; compute {self.record['compute']})"
 

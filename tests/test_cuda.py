@@ -30,7 +30,7 @@ SAME = [  # in both worlds
     "diloco:every=4,fragments=2,delay=1",
 ]
 WIRES = ["", ",wire_dtype=bfloat16", ",wire_dtype=int8"]
-SMALL_APART = [f"lasgd:fragments=9{wire}" for wire in WIRES]  # many pieces in one parcel
+SMALL_APART = [f"lasgd:fragments=9{more}" for more in (*WIRES, ",momentum=0.5")]  # many pieces in one parcel
 SPECS = [*SAME, *SMALL_APART, *(f"lasgd:fragments=none{wire}" for wire in WIRES), "gossip", "a2cid2:fragments=3"]
 
 
