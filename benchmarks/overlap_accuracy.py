@@ -140,21 +140,22 @@ def main() -> None:
         said = {}
         for name in MODELS:
             subject, batch = subject_of(name)
-            said[name] = predict(subject.at(batch), profile).time
-            print(f"{name}, {link}: predicted {1e3 * step_seconds(said[name], wire):.1f} ms")
-        for name, time_alone in said.items():
+            said[name] = predict(subject.at(batch), profile)
+            print(f"{name}, {link}: predicted {1e3 * step_seconds(said[name].bucketed, wire):.1f} ms")
+        for name, prediction in said.items():
+            alone, bucketed = prediction.time.seconds, prediction.bucketed
             with Cluster(RANKS, link) as cluster:
                 found = measure(cluster, name)
             speed = found["reference"] / profile.reference_seconds
             guesses = {
-                "plain": step_seconds(time_alone, wire),
-                "at its speed": step_seconds(time_alone.scaled(speed), wire),
-                "overlap alone": step_seconds(time_alone.scaled(found["alone"] / time_alone.seconds), wire),
+                "plain": step_seconds(bucketed, wire),
+                "at its speed": step_seconds(bucketed.scaled(speed), wire),
+                "overlap alone": step_seconds(bucketed.scaled(found["alone"] / alone), wire),
             }
             errors = {what: guess / found["together"] - 1 for what, guess in guesses.items()}
             rows.append({"model": name, "link": link, "ranks": RANKS, "measured": found, "errors": errors})
             print(
-                f"{name}, {link}: alone {1e3 * found['alone']:.1f} ms (predicted {1e3 * time_alone.seconds:.1f}), "
+                f"{name}, {link}: alone {1e3 * found['alone']:.1f} ms (predicted {1e3 * alone:.1f}), "
                 f"together {1e3 * found['together']:.1f} ms: "
                 + ", ".join(f"{what} {100 * error:+.1f} %" for what, error in errors.items()),
                 flush=True,

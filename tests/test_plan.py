@@ -96,10 +96,11 @@ def test_the_band_is_fast_compute_on_a_slow_wire_and_the_reverse() -> None:
     best_wire, worst_wire = question().wires.band
 
     def efficiency(compute: float, wire: float) -> float:
-        time = answer().prediction.time.scaled(compute)
+        prediction = answer().prediction
         wires = replace(question().wires, slower=wire)
-        step = synchronous(time, lambda nbytes: wires.all_reduce(nbytes, layout.ranks, layout).seconds)
-        return time.seconds / step.seconds
+        bucketed = prediction.bucketed.scaled(compute)
+        step = synchronous(bucketed, lambda nbytes: wires.all_reduce(nbytes, layout.ranks, layout).seconds)
+        return compute * prediction.time.seconds / step.seconds
 
     assert row.efficiency_low == pytest.approx(efficiency(fast, worst_wire))
     assert row.efficiency_high == pytest.approx(efficiency(slow, best_wire))

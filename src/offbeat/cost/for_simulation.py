@@ -6,7 +6,9 @@ from pathlib import Path
 from ..sim.shape import StepShape
 from ..train.job import Job
 from ..train.tasks import load_task
+from .buckets import in_buckets
 from .device_profile import load_profile
+from .pace import fills_buckets
 from .plan import fitting_step
 from .predict import predict
 from .subject import subject_of
@@ -14,15 +16,16 @@ from .subject import subject_of
 
 def predicted_step(job: Job, device: str) -> tuple[float, StepShape]:
     """Seconds that a worker computes, and when in them its gradients are there."""
-    return _predicted(job.task, job.model, job.data, job.seed, job.batch, device)
+    buckets = fills_buckets(job.strategy, job.layout)
+    return _predicted(job.task, job.model, job.data, job.seed, job.batch, device, buckets)
 
 
 @lru_cache(maxsize=64)
 def _predicted(
-    task: str, model: str | None, data: Path | None, seed: int, batch: int | None, device: str
+    task: str, model: str | None, data: Path | None, seed: int, batch: int | None, device: str, buckets: bool
 ) -> tuple[float, StepShape]:
     profile, loaded = load_profile(device), load_task(task, data=data, model=model, seed=seed)
     subject = subject_of(loaded, name=model or loaded.name, platform=profile.platform)
     step = fitting_step(subject, profile, subject.batch if batch is None else batch)
-    time = predict(step, profile).time
+    time = predict(in_buckets(step) if buckets else step, profile).time
     return time.seconds, time.shape()

@@ -9,7 +9,7 @@ All else, and everything as soon as workers differ (stragglers, jitter), is play
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..layout import Layout
 from ..report.meter import Meter
@@ -35,6 +35,14 @@ class Work:
 
     time: StepTime
     model_bytes: int  # of x: parameters and buffers
+    bucketed: StepTime | None = None  # where gradients are averaged in backward; None: as without
+
+    def time_of(self, strategy: Strategy, layout: Layout) -> StepTime:
+        return self.bucketed if self.bucketed is not None and fills_buckets(strategy, layout) else self.time
+
+    def scaled(self, times: float) -> "Work":
+        bucketed = None if self.bucketed is None else self.bucketed.scaled(times)
+        return replace(self, time=self.time.scaled(times), bucketed=bucketed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +97,11 @@ def _alone(_strategy: Strategy, work: Work, _machines: Machines) -> Pace:
     )
 
 
-def _ddp(_strategy: Strategy, work: Work, machines: Machines) -> Pace:
+def _ddp(strategy: Strategy, work: Work, machines: Machines) -> Pace:
     layout, wires = machines.layout, machines.wires
-    step = synchronous(work.time, lambda nbytes: wires.all_reduce(nbytes, layout.ranks, layout).seconds)
+    step = synchronous(
+        work.time_of(strategy, layout), lambda nbytes: wires.all_reduce(nbytes, layout.ranks, layout).seconds
+    )
     return Pace(
         step_seconds=step.seconds,
         averages_per_step=1.0,
@@ -114,10 +124,14 @@ def _every_so_often(strategy: Strategy, work: Work, machines: Machines) -> Pace:
     )
 
 
+def fills_buckets(strategy: Strategy, layout: Layout) -> bool:
+    """Whether gradients are averaged in every step, among all or some workers."""
+    return len(strategy.gradient_ranks(layout, 0)) > 1 and strategy.averages_gradients(LONG_RUN.steps)
+
+
 def _averages_all(strategy: Strategy, layout: Layout) -> bool:
     """Whether the gradients of all workers are averaged in every step."""
-    everyone = strategy.gradient_ranks(layout, 0) == layout.ranks and layout.workers > 1
-    return everyone and strategy.averages_gradients(LONG_RUN.steps)
+    return fills_buckets(strategy, layout) and strategy.gradient_ranks(layout, 0) == layout.ranks
 
 
 def _averages(strategy: Strategy, work: Work, machines: Machines, step_seconds: float, counted: float) -> float:
@@ -142,10 +156,11 @@ def played_out(strategy: Strategy, work: Work, machines: Machines, *, seed: int 
     timed = next((steps for workers, steps in TIMED_STEPS.items() if layout.workers <= workers), FEWEST_STEPS)
     last = warm + -(-timed // every) * every
     link, local = wires.as_links()
+    time = work.time_of(strategy, layout)
     cluster = Cluster(
         layout=layout,
-        step_seconds=work.time.seconds,
-        shape=work.time.shape(),
+        step_seconds=time.seconds,
+        shape=time.shape(),
         link=link,
         local=local,
         stragglers=machines.stragglers,
@@ -185,5 +200,5 @@ def played_out(strategy: Strategy, work: Work, machines: Machines, *, seed: int 
         averages_per_step=_averages(strategy, work, machines, seconds, sum(averages) / layout.workers),
         delay_steps=sum(delays) / len(delays) if delays else None,
         by="virtual world",
-        wire_seconds=max(0.0, seconds - work.time.seconds),
+        wire_seconds=max(0.0, seconds - time.seconds),
     )

@@ -139,7 +139,7 @@ def fitting_step(subject: Subject, profile: DeviceProfile, batch: int) -> Traced
 
 def work_of(prediction: Prediction) -> Work:
     memory = prediction.trace.memory
-    return Work(time=prediction.time, model_bytes=memory.weights + memory.buffers)
+    return Work(time=prediction.time, model_bytes=memory.weights + memory.buffers, bucketed=prediction.bucketed)
 
 
 def plan_row(
@@ -193,7 +193,7 @@ def _efficiency_band(
         if middle.step_seconds <= work.time.seconds and compute > 1:
             ends.append(1.0)  # nothing is exposed, and at this end even less
             continue
-        own = Work(time=work.time.scaled(compute), model_bytes=work.model_bytes)
+        own = work.scaled(compute)
         slowed = replace(machines, wires=replace(machines.wires, slower=wire))
         ends.append(min(1.0, own.time.seconds / pace(strategy, own, slowed, seed=question.seed).step_seconds))
     return min(*ends, now), max(*ends, now)
@@ -229,8 +229,8 @@ def _waits(strategy: Strategy, work: Work, machines: Machines, waiting: float) -
 def exposed_by_bucket(prediction: Prediction, question: Question, workers: int) -> Sequence[tuple[float, float]]:
     """When each bucket of synchronous SGD is on the wire."""
     layout = question.layout(workers)
-    step = synchronous(prediction.time, lambda nbytes: question.wires.all_reduce(nbytes, layout.ranks, layout).seconds)
-    return step.busy
+    wires = question.wires
+    return synchronous(prediction.bucketed, lambda nbytes: wires.all_reduce(nbytes, layout.ranks, layout).seconds).busy
 
 
 def strategies_of(specs: Iterable[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from math import exp
 from typing import Literal
 
+from .buckets import in_buckets
 from .device_profile import DeviceProfile
 from .kernel import Kernel
 from .roofline import Device, compute_seconds, memory_seconds
@@ -39,6 +40,12 @@ class Prediction:
     ops: tuple[OpTime, ...]
     time: StepTime
     band: tuple[float, float]  # factors: the step takes so many times the predicted, at least and at most
+    profile: DeviceProfile
+
+    @cached_property
+    def bucketed(self) -> StepTime:
+        """The step with DistributedDataParallel's copies."""
+        return predict(in_buckets(self.trace), self.profile).time
 
     @cached_property
     def seconds_by_bound(self) -> Mapping[Bound, float]:
@@ -78,7 +85,7 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
         every = [profile.device.dispatch_seconds] * len(ops)
         issuing = every if profile.host is None else profile.host.seconds_of(step.ops)
         time = time_step(step, [op.seconds for op in ops], issuing)
-    return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile))
+    return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile), profile=profile)
 
 
 def _op_time(kernel: Kernel, device: Device, correction: float | None) -> OpTime:

@@ -2,7 +2,8 @@
 
 On a GPU the host issues operation after operation, step after step, and the device does them: each begins when both the
 device is free and the host has come to it. Gradients are reduced in buckets as torch's DistributedDataParallel has them
-(1 MiB first, then 25 MiB, in the order in which gradients are ready) while backward goes on:
+(1 MiB first, then 25 MiB, in the order in which gradients are ready) while backward goes on; what it copies is part of
+the step (`in_buckets`):
 
     T = sum fwd; A = 0; for each bucket: T += backward of its ops; A = max(T, A) + t_allreduce(bucket)
     step = max(T, A) + optimizer

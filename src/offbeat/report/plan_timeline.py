@@ -37,7 +37,7 @@ def _bars(axes: Axes, rows: list[Row], labels: list[str], title: str) -> None:
 
 def draw_timeline(answer: Answer, figure: Figure) -> None:
     """Synchronous SGD on all workers: the buckets on the wire below the compute that makes them."""
-    time, question = answer.prediction.time, answer.question
+    time, question = answer.prediction.bucketed, answer.question
     busy = exposed_by_bucket(answer.prediction, question, question.workers)
     axes = figure.add_subplot()
     computed = time.forward_seconds + time.backward_seconds
