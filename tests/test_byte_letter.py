@@ -7,6 +7,7 @@ from torch import Tensor
 from offbeat.byte_letter import BLOCK, ByteLetter
 
 RANKS = (0, 1, 2)
+EVERYBODY = [2, 4, 8, 63]
 
 
 class Wire:
@@ -17,7 +18,7 @@ class Wire:
 
     def add_up(self, x: Tensor, ranks: tuple[int, ...], out: Tensor) -> None:
         assert x.dtype == torch.int8
-        assert int(x[:-1].abs().max()) <= 127 // len(ranks), "the sum would not fit"
+        assert int(x.int().abs().max()) <= 127 // len(ranks), "the sum would not fit"
         self.waiting.append((x.clone(), out))
         if len(self.waiting) == len(ranks):
             total = sum(x.int() for x, _ in self.waiting)
@@ -33,7 +34,7 @@ def letters(xs: list[Tensor], momentum: float = 0.0) -> list[ByteLetter]:
 
 def turn(wire: Wire, all_letters: list[ByteLetter], *, training: bool = True) -> None:
     for letter in all_letters:
-        letter.send(wire, RANKS, training)  # type: ignore[arg-type]
+        letter.send(wire, tuple(range(len(all_letters))), training)  # type: ignore[arg-type]
     for letter in all_letters:
         letter.merge()
 
@@ -62,6 +63,71 @@ def test_blocks_of_very_different_size_keep_their_digits() -> None:
         turn(wire, all_letters)
     for x in xs:
         assert float(((x - mean) / sizes).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("ranks", EVERYBODY)
+@pytest.mark.parametrize("learning", [1, 2])
+def test_ranks_that_stand_still_do_not_silence_those_that_learn(ranks: int, learning: int) -> None:
+    """As where some have finished, or have no gradient in a block."""
+    torch.manual_seed(0)
+    xs = [torch.ones(2 * BLOCK + 9, dtype=torch.float64) for _ in range(ranks)]
+    wire, all_letters = Wire(), [ByteLetter([(x, x.clone())]) for x in xs]
+    for _ in range(150):
+        for x in xs[:learning]:
+            x += 1e-3 * torch.randn_like(x)
+        turn(wire, all_letters)
+    distance = max(float((x - y).square().mean().sqrt()) for x in xs for y in xs[:1])
+    assert distance < 5e-3, "a few steps"
+
+
+@pytest.mark.parametrize("ranks", EVERYBODY)
+def test_after_a_silence_they_soon_hear_each_other(ranks: int) -> None:
+    xs = [torch.ones(BLOCK, dtype=torch.float64) for _ in range(ranks)]
+    wire, all_letters = Wire(), [ByteLetter([(x, x.clone())]) for x in xs]
+    for _ in range(60):
+        turn(wire, all_letters)
+    for rank, x in enumerate(xs):
+        x += 0.1 * (-1) ** rank
+    before = float((xs[0] - xs[1]).abs().max())
+    for _ in range(25):
+        turn(wire, all_letters)
+    assert float((xs[0] - xs[1]).abs().max()) < before / 2
+
+
+def test_an_outlier_arrives() -> None:
+    xs = [torch.zeros(BLOCK, dtype=torch.float64) for _ in RANKS]
+    wire, all_letters = Wire(), [ByteLetter([(x, x.clone())]) for x in xs]
+    xs[0][5] = 3.0
+    for _ in range(40):
+        turn(wire, all_letters)
+    for x in xs:
+        assert float(x[5]) == pytest.approx(1.0, abs=1e-2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_seen_by_all(value: float) -> None:
+    xs = [torch.ones(BLOCK + 3) for _ in RANKS]
+    wire, all_letters = Wire(), [ByteLetter([(x, x.clone())]) for x in xs]
+    turn(wire, all_letters)
+    assert all(bool(x.isfinite().all()) for x in xs)
+    xs[1][7] = value
+    turn(wire, all_letters)
+    assert not any(bool(x.isfinite().any()) for x in xs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_references_and_steps_stay_the_same_on_all_ranks(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    xs = [torch.ones(3 * BLOCK, dtype=dtype) for _ in RANKS]
+    wire, all_letters = Wire(), [ByteLetter([(x, x.clone())]) for x in xs]
+    for _ in range(30):
+        for x in xs:
+            x += (0.01 * torch.randn(len(x))).to(dtype)
+        turn(wire, all_letters)
+    first = all_letters[0]._chunks[0]
+    for letter in all_letters[1:]:
+        assert torch.equal(letter._chunks[0].reference, first.reference)
+        assert torch.equal(letter._chunks[0].exponents, first.exponents)
 
 
 def test_it_says_whether_somebody_still_trains() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from offbeat.compare.worker import EVENTS, Config, Report, last_events, take_own
 from offbeat.emulate import missing
 from offbeat.errors import BadInput
 from offbeat.trace import Trace
+from offbeat.train.schedule import rate_factor
 from offbeat.train.tasks import load_task
 
 RIVAL = """
@@ -88,7 +90,7 @@ def test_the_curve_is_that_of_the_mean_of_the_latest_snapshots(tmp_path: Path) -
     for rank, sign in ((0, 1.0), (1, -1.0)):  # their noise cancels in the mean
         other = task.model()
         load_flat(other, good + sign * 0.5)
-        album = Album(tmp_path, rank)
+        album = Album(tmp_path, rank, 2)
         album.take(other, seconds=1.0 + rank, step=7)
         load_flat(other, good)
         album.take(other, seconds=3.0 + rank, step=9)
@@ -104,7 +106,7 @@ def test_the_curve_is_that_of_the_mean_of_the_latest_snapshots(tmp_path: Path) -
 def test_an_album_that_becomes_too_large_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_task("digits", seed=0).model()
     monkeypatch.setattr("offbeat.compare.snapshots.MOST_HELD_NBYTES", flat_of(model).nbytes)
-    album = Album(tmp_path, 0)
+    album = Album(tmp_path, 0, 1)
     for number, files in ((1, 0), (2, 2), (3, 2)):
         album.take(model, seconds=float(number), step=number)
         assert len(list(tmp_path.iterdir())) == files
@@ -152,6 +154,58 @@ def test_contestants_on_loopback(tmp_path: Path) -> None:
     failure = found[broken].failure
     assert failure is not None
     assert "no such luck" in failure, "a rival that cannot run is listed with the reason"
+
+
+WITNESS = """
+from contextlib import contextmanager
+@contextmanager
+def train(model, optimizer, setup):
+    rates, seen = [], []
+    handle = model.register_forward_pre_hook(lambda _module, args: seen.append(float((args[0] == 0).float().mean())))
+    hook = optimizer.register_step_post_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    yield model, optimizer
+    handle.remove()
+    hook.remove()
+    print(*rates, file=open(f"FOLDER/rates-{setup.rank}", "w"))
+    print(*seen, file=open(f"FOLDER/zeros-{setup.rank}", "w"))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("dressed", [False, True])
+def test_a_schedule_and_augmented_images_reach_the_loop(tmp_path: Path, dressed: bool) -> None:
+    (tmp_path / "witness.py").write_text(WITNESS.replace("FOLDER", str(tmp_path)))
+    more: dict[str, Any] = {"augment": True, "schedule": "one-cycle"} if dressed else {}
+    contest = Contest(
+        strategies=(f"{tmp_path}/witness.py:train",), links=(None,), workers=(1,), steps=10, model="cnn",
+        learning_rate=0.5, **more,
+    )  # fmt: skip
+    outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    assert [outcome.failure for outcome in outcomes] == [None, None]
+    rates, zeros = (
+        [float(word) for word in (tmp_path / f"{name}-0").read_text().split()] for name in ("rates", "zeros")
+    )
+    if dressed:
+        assert rates == pytest.approx([0.5 * rate_factor("one-cycle", step, 10) for step in range(1, 11)])
+    else:
+        assert rates == [0.5] * 10
+    assert (max(zeros) > 0.1) == dressed, "what comes in from outside is 0; normalised pixels are not"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"schedule": "linear"}, "there is no schedule 'linear'"),
+        ({"augment": True, "task": "synthetic"}, "are no images .*: leave out --augment"),
+    ],
+)
+def test_a_schedule_that_is_none_and_images_that_are_none_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        run_contest(
+            Contest(strategies=("lasgd",), links=(None,), workers=(2,), steps=2, **more),
+            watch=lambda _entry, _seconds: None,
+            ended=lambda _outcome: None,
+        )
 
 
 @pytest.mark.timeout(120)

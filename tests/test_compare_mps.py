@@ -1,6 +1,8 @@
 """The service that lets workers share a GPU: started for a lap, gone after it, with a stand-in for NVIDIA's program."""
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +21,15 @@ if sys.argv[1:] == ["-f"]:
         time.sleep(0.01)
 elif {obeys} and sys.stdin.read() == "quit\\n":
     (pipes / "quit").touch()
+"""
+
+
+LAP = """
+import time
+from offbeat.compare.mps import mps
+with mps("cuda"):
+    print("served", flush=True)
+    time.sleep(60)
 """
 
 
@@ -60,10 +71,29 @@ def test_it_is_gone_also_when_the_lap_fails(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays_of_a_run_that_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """By SIGKILL it is the next one that tidies up."""
+    install(tmp_path, monkeypatch)
+    lap = subprocess.Popen([sys.executable, "-c", LAP], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert lap.stdout is not None
+    assert lap.stdout.readline().strip() == "served"
+    lap.send_signal(number)
+    lap.wait(30)
+    lap.stdout.close()
+    if number == signal.SIGKILL:
+        with mps("cuda"):
+            pass
+    assert not list(members(lambda name: name.startswith(f"{lap.pid}-")))
+
+
+@pytest.mark.timeout(60)
 def test_a_service_that_does_not_listen_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, listens="elsewhere")
     monkeypatch.setattr("offbeat.compare.mps.START_SECONDS", 0.2)
-    with pytest.raises(OffbeatError, match="did not listen after 0 s: run it by hand"), mps("cuda"):
+    with pytest.raises(OffbeatError, match="does not start: run it by hand"), mps("cuda"):
         pass
     assert served() == 0
 

@@ -262,6 +262,41 @@ def test_max_delay_bounds_staleness_by_waiting_and_says_so() -> None:
     assert done.seconds > 1.5 * 200 * STEP_SECONDS
 
 
+class Norm(nn.Module):
+    """Few parameters, more buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.register_buffer("variance", torch.full((100,), 8.0))
+
+
+class Falling(NoModel):
+    """Each step moves a parameter by 1, and a buffer half of the way to 0."""
+
+    def __init__(self) -> None:
+        self.replicas = [flatten(Norm()) for _ in range(2)]
+        self.lowest = 8.0
+
+    def end(self, rank: int) -> float:
+        replica = self.replicas[rank]
+        replica.parameters[0][:3] += 1.0
+        replica.buffers[0][:100] *= 0.5
+        self.lowest = min(self.lowest, *(float(each.buffers[0][:100].min()) for each in self.replicas))
+        return 0.0
+
+
+@pytest.mark.parametrize("more", ["delay=2", "fragments=2", "wire_dtype=int8", "every=1"])
+def test_momentum_is_of_parameters_not_of_buffers(more: str) -> None:
+    """A variance with momentum would go on falling, below 0. Also where more fragments would be chosen for the whole of
+    x than there are parameters."""
+    learners = Falling()
+    cluster = Cluster(layout=Layout.even(2, 2), step_seconds=0.01, link=Link(bytes_per_second=1e4, seconds=1e-5))
+    run(make_strategy(f"lasgd:{more},momentum=0.5"), cluster, learners, [60] * 2, seed=0)
+    assert float(learners.replicas[0].parameters[0][0]) > 75, "60 steps of 1, and more by momentum"
+    assert learners.lowest >= 0.0
+
+
 def test_a_momentum_of_1_is_refused() -> None:
     with pytest.raises(BadInput, match=r"momentum=1.0 does not fit: from 1 on nothing is ever forgotten, so use less"):
         make_strategy("lasgd:momentum=1")

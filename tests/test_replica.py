@@ -160,3 +160,23 @@ def test_the_smallest_tensors_are_set_apart_and_neighbours_stay_together() -> No
     nothing, all_of_it = replica.set_apart(63)
     assert nothing == ()
     assert all_of_it is replica
+
+
+def test_parameters_apart_from_buffers_keep_their_tensors() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(20))
+            self.empty = nn.Parameter(torch.zeros(0, dtype=torch.float64))  # alone of its dtype
+            self.register_buffer("mean", torch.full((5,), 2.0))
+            self.register_buffer("wide", torch.full((2,), 3.0, dtype=torch.bfloat16))
+
+    replica = flatten(Mixed())
+    parameters, buffers = replica.apart_from_buffers()
+    assert [slot.name for slot in parameters.slots] == ["first", "second"]
+    assert parameters.numbers == 23
+    small, rest = parameters.set_apart(16 * 4)
+    assert [len(piece) for piece in (*small, *rest.flats)] == [16, 32], "each starts on a cache line of its own"
+    assert sorted(float(buffer[0]) for buffer in buffers) == [2.0, 3.0]
+    buffers[0].fill_(7.0)
+    assert any(bool((flat == 7.0).any()) for flat in replica.flats), "views"

@@ -2,14 +2,17 @@
 
 What travels is the difference from a reference that all ranks share, in whole numbers of a step 2^e that they share
 too; every block of numbers has its own. With n ranks no number is above 127 / n, so that their sum fits into 8 bits
-again, and it is exact: the corrections of all ranks add up to zero.
+again and is exact.
 
-    send:     q_i <- round((x_i - r) / 2^e), cut off at +-(127 // n) ;  v_i <- how many doublings of 2^e rank i asks for
-    merge:    x_i <- x_i + 2^e (mean q - q_i) ;  r <- r + 2^e mean q ;  e <- e + round(mean v)
+    send:     q_i <- round((x_i - r) / 2^e), cut off at +-(127 // n)
+    merge:    x_i <- x_i + 2^e (mean q - q_i) ;  r <- r + 2^e mean q
 
-Nothing is lost: what is rounded away or cut off stays in x_i - r, and travels later.
+What is rounded away or cut off stays in x_i - r, and travels later. With each block go two votes: how many doublings of
+2^e this rank asks for, and whether half of it would do. One rank that asks is obeyed, in part at least; e falls only if
+all agree, by one. So those that have nothing to send cannot silence the others.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,40 +26,48 @@ from .replica import in_chunks
 
 MOST_RANKS = 63  # with more, each could say no more than -1, 0 and 1
 BLOCK = 1024  # numbers that share a step; a chunk has a whole number of them
-REACH = 3.0  # times the root mean square of a block is what the numbers should reach, or up to twice that
-FIRST_SHARE = 1 / 4096  # of x is the first step, until the ranks have voted
-LEAST, MOST = -40.0, 40.0  # e
+REACH = 3.0  # times the root mean square of a block is what the numbers should reach, or up to twice that ...
+OUTLIER = 0.5  # ... and of the largest number so much: it is all there after a few turns
+FIRST, LEAST = -12, -24  # e, from the largest number of x in the block: at first, until they have voted, and always
+OF_ZEROS = -8  # what stands for the exponent of a block of x that is zero
 
 
 class ByteLetter(Letter):
-    """The numbers of all pieces, the votes of all blocks, and the one that says whether the sender still trains."""
+    """On the wire: the numbers of all chunks, the votes up and down of their blocks, whether something is not finite,
+    and whether the sender still trains."""
 
     def __init__(self, pieces: Pieces, momentum: float = 0.0) -> None:
         chunks = [chunk for x, shared in pieces for chunk in in_chunks(x, x.clone() if shared is None else shared)]
         sizes = [len(x) for x, _ in chunks]
         blocks = [-(-size // BLOCK) for size in sizes]
+        lengths = [*sizes, *blocks, *blocks, 1, 1]
         self._out, self._in = (
-            torch.zeros(sum(sizes) + sum(blocks) + 1, dtype=torch.int8, device=chunks[0][0].device) for _ in range(2)
+            torch.zeros(sum(lengths), dtype=torch.int8, device=chunks[0][0].device) for _ in range(2)
         )
-        out, back = (torch.split(buffer, [*sizes, *blocks, 1]) for buffer in (self._out, self._in))
+        out, back = (torch.split(buffer, lengths) for buffer in (self._out, self._in))
         count = len(chunks)
-        self._chunks = [
-            Chunk(x, reference, exponents_for(reference), out[k], out[count + k], back[k], back[count + k])
-            for k, (x, reference) in enumerate(chunks)
-        ]
+        self._chunks = []
+        for k, (x, reference) in enumerate(chunks):
+            size = largest(in_blocks(reference))
+            exponents = torch.where(size > 0, torch.frexp(size).exponent, OF_ZEROS).to(size.dtype)
+            wires = (Wire(buffer[k], buffer[count + k], buffer[2 * count + k]) for buffer in (out, back))
+            self._chunks.append(Chunk(x, reference, exponents + FIRST, exponents + LEAST, *wires))
+        self._broken, self._some_broken = out[-2], back[-2]
+        self._momenta = [Momentum(momentum, [(chunk.x, chunk.reference)]) for chunk in self._chunks]
         self._says_training = False
-        self._momentum = Momentum(momentum, [(chunk.x, chunk.reference) for chunk in self._chunks])
         self._ranks = 1
 
     def send(self, comm: Comm, ranks: Ranks, training: bool) -> Average:
         self._ranks = len(ranks)
-        for chunk in self._chunks:
-            chunk.write(127 // self._ranks)
+        broken = [chunk.write(127 // self._ranks) for chunk in self._chunks]
+        self._broken.copy_(torch.stack(broken).any())
         self._say(training)
         return comm.add_up(self._out, ranks, out=self._in)
 
     def merge(self) -> None:
-        self._momentum.push([chunk.merge(self._ranks) for chunk in self._chunks])
+        poison = torch.where(self._some_broken > 0, math.nan, 0.0)  # so that all see it, as with any other wire
+        for chunk, momentum in zip(self._chunks, self._momenta, strict=True):
+            momentum.push([chunk.merge(self._ranks, poison)])
 
     def adopt(self) -> None:
         """The mean of what was sent: what was not, stays, also where nothing was learned meanwhile."""
@@ -66,31 +77,44 @@ class ByteLetter(Letter):
         raise NotImplementedError("what was rounded away or cut off would be lost")
 
 
+class Wire(NamedTuple):
+    """What travels of a chunk: of this rank, or of all in the sum."""
+
+    numbers: Tensor
+    up: Tensor
+    down: Tensor
+
+
 class Chunk(NamedTuple):
-    """Of x and, of the same length, what belongs to it; of each block the exponent and votes."""
+    """Of x and, of the same length, its reference; of each block the exponent of its step, and the least it may be."""
 
     x: Tensor
     reference: Tensor
     exponents: Tensor
-    sent: Tensor
-    vote: Tensor
-    total: Tensor
-    all_votes: Tensor
+    least: Tensor
+    own: Wire
+    sum: Wire
 
-    def write(self, most: int) -> None:
+    def write(self, most: int) -> Tensor:
+        """Returns whether something is not finite; that is sent as 0."""
         difference = in_blocks(self.x - self.reference)
-        reach = mean_size(difference, len(self.x)).mul_(REACH / most)
-        wanted = torch.log2(reach).ceil_()  # minus infinity where nothing differs
-        self.vote.copy_(wanted.sub_(self.exponents).clamp_(-most, most))
+        reach = torch.maximum(mean_size(difference, len(self.x)).mul_(REACH), largest(difference).mul_(OUTLIER))
+        broken = reach.isfinite().logical_not_()
+        wanted = torch.log2(reach.div_(most)).ceil_().sub_(self.exponents)  # minus infinity where nothing differs
+        wanted.nan_to_num_(nan=0.0, posinf=0.0, neginf=-1.0)
+        self.own.up.copy_(wanted.clamp(0, most))
+        self.own.down.copy_(wanted < 0)
         difference.mul_(torch.exp2(-self.exponents)[:, None]).round_().clamp_(-most, most)
-        self.sent.copy_(self._flat(difference))
+        self.own.numbers.copy_(self._flat(difference.masked_fill_(broken[:, None], 0.0)))
+        return broken.any()
 
-    def merge(self, ranks: int) -> Tensor:
+    def merge(self, ranks: int, poison: Tensor) -> Tensor:
         """Returns the mean difference."""
-        mean = self._scaled(self.total, ranks)
+        mean = self._scaled(self.sum.numbers, ranks)
         self.reference.add_(mean)
-        self.x.add_(mean - self._scaled(self.sent, 1))
-        self.exponents.add_((self.all_votes / ranks).round_()).clamp_(LEAST, MOST)
+        self.x.add_(mean - self._scaled(self.own.numbers, 1) + poison)
+        up, down = torch.ceil(self.sum.up / ranks), self.sum.down == ranks
+        self.exponents.copy_(torch.maximum(self.exponents + up - down.to(up.dtype), self.least))
         return mean
 
     def _scaled(self, numbers: Tensor, divisor: int) -> Tensor:
@@ -114,7 +138,7 @@ def mean_size(blocks: Tensor, numbers: int) -> Tensor:
     return squares.sqrt_()
 
 
-def exponents_for(reference: Tensor) -> Tensor:
-    """The first, of the same values on all ranks."""
-    sizes = mean_size(in_blocks(reference), len(reference))
-    return torch.log2(sizes.mul_(FIRST_SHARE)).ceil_().clamp_(LEAST, MOST)
+def largest(blocks: Tensor) -> Tensor:
+    """Of each block, regardless of sign; the same to the last bit on every machine."""
+    found: Tensor = torch.linalg.vector_norm(blocks, ord=math.inf, dim=1)
+    return found

@@ -388,7 +388,7 @@ def topology(name: str, workers: int, rate: float, out: Path | None, json_file: 
     metavar="constant|one-cycle",
     default="constant",
     show_default=True,
-    help="of the learning rate; one-cycle: up to it in the first fifth of the steps, then down to 0",
+    help="of the learning rate; one-cycle: up to it in the first fifth of the steps, then down to nearly 0",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="for report.html, PNGs and compare.json")
 @click.option("--json", "json_file", metavar="FILE", help="for the result; - for standard output, alone there")

@@ -23,7 +23,7 @@ from .comm import Average, Comm, Work
 from .layout import Ranks
 from .replica import GPU_CHUNK, add_difference_, subtract_
 
-Pieces = Sequence[tuple[Tensor, Tensor | None]]  # of x, each with its reference where the wire is narrower
+Pieces = Sequence[tuple[Tensor, Tensor | None]]  # of x, each with its reference where differences travel
 
 
 def narrows(x: Tensor, wire_dtype: str | None) -> bool:
@@ -142,7 +142,7 @@ class Piece(NamedTuple):
     """A contiguous piece of x and, of the same length, what belongs to it."""
 
     x: Tensor
-    reference: Tensor | None  # with a narrower wire
+    reference: Tensor | None  # where differences travel
     sent: Tensor
     mean: Tensor
 

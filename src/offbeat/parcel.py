@@ -21,10 +21,11 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Parcel:
-    """Two buffers of the part's size beside x (with a narrower wire: one, and two of the wire's).
+    """Two buffers of the part's size beside x; where differences travel, the reference and two of the wire's; with
+    momentum one more.
 
-    `reference`, for a narrower wire: pieces like those of the part, of the same values on all ranks, which are written
-    to; none: x as it is now, which must be the same on all ranks.
+    `reference`, where differences travel: pieces like those of the part, of the same values on all ranks, which are
+    written to; none: x as it is now, which must be the same on all ranks.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Replica:
         """The parameters alone, and the buffers."""
         ends = self._ends_of_parameters()
         kept = [flat for flat, end in enumerate(ends) if end]
-        slots = [replace(slot, flat=kept.index(slot.flat)) for slot in self.slots if slot.is_parameter]
+        slots = [replace(s, flat=kept.index(s.flat)) for s in self.slots if s.is_parameter and s.flat in kept]
         return Replica(self.parameters, tuple(slots)), self.buffers
 
     def _ends_of_parameters(self) -> list[int]:

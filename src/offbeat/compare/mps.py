@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..emulate.strays import MARK, kill_all, new_name
+from ..emulate.signals import leaving_in_order
+from ..emulate.strays import MARK, kill_all, new_name, sweep
 from ..errors import OffbeatError
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -33,36 +34,43 @@ def mps(device: str) -> Iterator[Mapping[str, str]]:
     if sharing(device) != "MPS":
         yield {}
         return
-    name = new_name()  # by which the next run finds it if this one is killed
-    with tempfile.TemporaryDirectory(prefix="offbeat-mps-", ignore_cleanup_errors=True) as folder:
-        pipes, logs = Path(folder, "pipes"), Path(folder, "logs")
-        pipes.mkdir()
-        logs.mkdir()
-        place = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
+    sweep()  # a service whose run was killed
+    name = new_name()  # by which the next run finds this one
+    with leaving_in_order(), tempfile.TemporaryDirectory(prefix="offbeat-mps-", ignore_cleanup_errors=True) as folder:
+        place = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipes", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/logs"}
+        for each in place.values():
+            Path(each).mkdir()
         env = {**os.environ, **place, MARK: name}
         service = subprocess.Popen(
             [PROGRAM, "-f"], env=env, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            _wait_for(pipes / "control")  # who comes before it listens is not served, and not told so
+            _wait_for(Path(place["CUDA_MPS_PIPE_DIRECTORY"], "control"), service)
             yield place
+            _quit(env, service)
         finally:
-            with suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    [PROGRAM], env=env, input=b"quit\n", capture_output=True, timeout=QUIT_SECONDS, check=False
-                )
-                service.wait(QUIT_SECONDS)
             service.kill()
             kill_all(lambda found: found == name)
             service.wait()
 
 
-def _wait_for(path: Path) -> None:
+def _wait_for(path: Path, service: subprocess.Popen[bytes]) -> None:
+    """Who comes before it listens is not served, and not told so."""
     until = time.monotonic() + START_SECONDS
     while not path.exists():
-        if time.monotonic() > until:
-            raise OffbeatError(
-                f"{PROGRAM} did not listen after {START_SECONDS:.0f} s: run it by hand to see why, or take it off PATH"
-            )
+        if service.poll() is not None or time.monotonic() > until:
+            raise OffbeatError(f"{PROGRAM} does not start: run it by hand to see why, or take it off PATH")
         time.sleep(0.01)
+
+
+def _quit(env: Mapping[str, str], service: subprocess.Popen[bytes]) -> None:
+    """In good order; where it does not, it is ended."""
+    with suppress(subprocess.TimeoutExpired):
+        asking = subprocess.Popen([PROGRAM], env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        try:
+            asking.communicate(b"quit\n", QUIT_SECONDS)
+            service.wait(QUIT_SECONDS)
+        finally:
+            asking.kill()
+            asking.wait()

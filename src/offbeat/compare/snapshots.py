@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..train.task import Task, evaluate
 
 TEST_SAMPLES = 2000  # of the points along the way; the last one is on all
-MOST_HELD_NBYTES = 3 << 30  # of one worker's copies, before they are written after all
+MOST_HELD_NBYTES = 12 << 30  # of all workers' copies, who may share a GPU, before they are written after all
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Point:
 class Album:
     """The snapshots of one worker."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, workers: int) -> None:
         self._folder, self._rank = folder, rank
+        self._most_nbytes = MOST_HELD_NBYTES // workers
         self._number = self._held_nbytes = 0
         self._held: list[tuple[Path, Tensor, dict[str, str]]] = []
 
@@ -44,7 +45,7 @@ class Album:
         self._held.append((path, x, {"seconds": repr(seconds), "step": str(step)}))
         self._number += 1
         self._held_nbytes += x.nbytes
-        if self._held_nbytes > MOST_HELD_NBYTES:
+        if self._held_nbytes > self._most_nbytes:
             self.write()
 
     def write(self) -> None:

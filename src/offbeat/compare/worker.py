@@ -144,7 +144,7 @@ def work(config: Config, rank: int) -> Report:
     slower = config.slower.get(str(rank), 1.0)
     ends: list[float] = []
     losses: list[torch.Tensor] = []
-    album = Album(folder, rank)
+    album = Album(folder, rank, layout.workers)
     with find_contestant(config.contestant)(model, optimizer, setup) as (module, stepper):
         attachment = setup.attachment[0] if setup.attachment else None
         dist.barrier()

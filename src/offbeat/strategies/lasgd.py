@@ -9,8 +9,7 @@ fragments, in turns: each has at most one average in flight (with two the recurs
 marginally stable), and the queue is just deep enough that the wire never runs dry, so that a fragment is merged a
 few steps after its snapshot. A late correction costs more than a rare one.
 
-With `momentum` the mean goes on from average to average, as DiLoCo's does. Where the workers' own noise limits them
-(large steps, few samples) it learns more per step; elsewhere it is no help.
+With `momentum` the mean goes on from average to average, as DiLoCo's does.
 
 The small tensors (convolutions, norms, biases, the last layer) are a few per cent of the bytes and weigh much more in
 what is learned. They travel together, after every few fragments: their average is new in every second step.
@@ -230,26 +229,31 @@ class LASGD(Strategy):
             self._depth = len(roster)
 
     def _cut(self, fragments: int) -> None:
-        x, shared = self.replica, self._shared
-        buffers: list[Parcel] = []
-        if self.momentum > 0:  # not of buffers: a variance must not go on falling
-            x, own = x.apart_from_buffers()
-            shared, own_shared = (None, None) if shared is None else shared.apart_from_buffers()
-            buffers = [Parcel(own, self.wire_dtype, own_shared)] if own else []
-        small: list[Parcel] = []
+        x, shared, buffers = self._without_buffers() if self.momentum > 0 else (self.replica, self._shared, [])
+        if self.fragments is None:
+            fragments = min(fragments, x.numbers)  # without buffers there may be fewer
+        small: Parcel | None = None
         spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
         if self.delay is None and self.max_delay != 0 and fragments > spacing:
-            # Blocks of bytes suit large tensors: small ones have two each.
+            # Blocks of bytes do not suit small tensors: they take two bytes a number.
             dtype, times = ("bfloat16", 2) if self.wire_dtype == "int8" else (self.wire_dtype, 1)
             most = int(SMALL_SHARE * spacing * x.nbytes / fragments / times)
             part, x = x.set_apart(most)
             part_shared, shared = (None, None) if shared is None else shared.set_apart(most)
-            small = [Parcel(part, dtype, part_shared, self.momentum)] if part else []
+            small = Parcel(part, dtype, part_shared, self.momentum) if part else None
         parts = x.fragments(fragments)
         references = [None] * len(parts) if shared is None else shared.fragments(fragments)
         large = [Parcel(part, self.wire_dtype, own, self.momentum) for part, own in zip(parts, references, strict=True)]
-        self._roster = Roster([*large, *buffers], small[0] if small else None, spacing)
+        self._roster = Roster([*large, *buffers], small, spacing)
         self.parts = len(large) + len(buffers)
+
+    def _without_buffers(self) -> tuple[Replica, Replica | None, list[Parcel]]:
+        """The parameters and what is shared of them, and the buffers' own parcel: they have no momentum, since a
+        variance must not go on falling."""
+        assert self._shared is not None
+        (x, buffers), (shared, shared_buffers) = (part.apart_from_buffers() for part in (self.replica, self._shared))
+        dtype = None if self.wire_dtype == "int8" else self.wire_dtype
+        return x, shared, [Parcel(buffers, dtype, shared_buffers)] if buffers else []
 
     def _choose_fragments(self) -> Steps:
         """Once the time of a step is known on all ranks: as many parts as the wire carries, some in every step."""
