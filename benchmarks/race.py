@@ -8,6 +8,7 @@ Needs the extras `compare` and `rivals`, and the data of Fashion-MNIST (Debian: 
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ RACES = {
     "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
     "lasgd:gradients=node,every=100000,daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
-    "gpu": f"{GPU} --steps 280 --snapshots 28 --strategies lasgd,{NARROW},{NARROW},momentum=0.5,"
+    "gpu": f"{GPU} --steps 280 --snapshots 28 --strategies lasgd,{NARROW},lasgd:wire_dtype=bfloat16,momentum=0.5,"
     "lasgd:wire_dtype=int8,gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,"
     "local_sgd:every=32,diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16",
     "gpu-ddp": f"{GPU} --steps 110 --snapshots 22 --strategies ddp",  # by then it is there
@@ -85,13 +86,25 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
         data = ["--data", str(arguments.data.resolve())] if arguments.data else []
-        out = ROOT / "runs" / f"race-{name}"  # with the report; what is measured so far is there if the race breaks off
+        out = ROOT / "runs" / f"race-{name}"  # with the report
+        (out / "compare.json").unlink(missing_ok=True)
         print(f"{name}: offbeat compare {RACES[name]}", flush=True)
         words = [*RACES[name].split(), *data, "--out", str(out)]
-        subprocess.run([sys.executable, "-m", "offbeat", "compare", *words], check=True, cwd=ROOT)
-        record = json.loads((out / "compare.json").read_text(encoding="utf-8"))
-        record["commit"] = commit()
-        (arguments.results / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        status = run_to_the_end([sys.executable, "-m", "offbeat", "compare", *words])
+        if (out / "compare.json").is_file():
+            record = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+            record["commit"] = commit()
+            kept = arguments.results / (f"{name}.json" if status == 0 else f"{name}.json.part")
+            kept.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if status:
+            raise SystemExit(f"{name} ended with status {status}; what was measured is in {name}.json.part")
+
+
+def run_to_the_end(words: list[str]) -> int:
+    """SIGTERM is passed on and waited for, so that what was measured by then is kept."""
+    race = subprocess.Popen(words, cwd=ROOT)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: race.terminate())
+    return race.wait()
 
 
 def commit() -> str | None:
