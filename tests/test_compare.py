@@ -13,7 +13,7 @@ from torch import nn
 from offbeat import cli
 from offbeat.compare.contest import Contest, Entry, run_contest
 from offbeat.compare.contestant import find_contestant
-from offbeat.compare.lap import Lap
+from offbeat.compare.lap import Lap, LapFailed
 from offbeat.compare.measures import measure, seconds_to, wire_utilisation
 from offbeat.compare.snapshots import Album, Point, curve, flat_of, load_flat
 from offbeat.compare.worker import EVENTS, Config, Report, last_events, take_own_cores, warm_up
@@ -156,6 +156,24 @@ def test_contestants_on_loopback(tmp_path: Path) -> None:
     assert "no such luck" in failure, "a rival that cannot run is listed with the reason"
 
 
+@pytest.mark.timeout(120)
+def test_a_race_in_which_nobody_can_run_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("offbeat.compare.contest.run_lap", lose)
+    monkeypatch.setattr(
+        "sys.argv", ["offbeat", *["compare", "--loopback", "--workers", "2", "--strategies", "lasgd", "--quiet"]]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert "nobody could run: no such luck" in capfd.readouterr().err
+
+
+def lose(*_args: Any, **_kwargs: Any) -> Lap:
+    raise LapFailed("no such luck")
+
+
 WITNESS = """
 from contextlib import contextmanager
 @contextmanager
@@ -197,12 +215,18 @@ def test_a_schedule_and_augmented_images_reach_the_loop(tmp_path: Path, dressed:
     [
         ({"schedule": "linear"}, "there is no schedule 'linear'"),
         ({"augment": True, "task": "synthetic"}, "are no images .*: leave out --augment"),
+        ({"device": "tpu"}, "there is no device 'tpu'"),
+        ({"device": "cuda"}, "--device cuda does not fit: torch finds no CUDA device here, so leave it out"),
+        ({"workers": (64,), "strategies": ("lasgd:wire_dtype=int8",)}, "at most 63 workers, and there are 64: use bf"),
     ],
 )
-def test_a_schedule_that_is_none_and_images_that_are_none_are_refused(more: dict[str, Any], message: str) -> None:
+def test_what_no_lap_could_do_is_refused_before_the_first(
+    more: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BadInput, match=message):
         run_contest(
-            Contest(strategies=("lasgd",), links=(None,), workers=(2,), steps=2, **more),
+            Contest(**{"strategies": ("lasgd",), "links": (None,), "workers": (2,), "steps": 2, **more}),
             watch=lambda _entry, _seconds: None,
             ended=lambda _outcome: None,
         )

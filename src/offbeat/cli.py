@@ -139,8 +139,8 @@ def strategy_flags(command: Command) -> Command:
             owners.setdefault(name, []).append(cls)
     for name, classes in reversed(owners.items()):
         kind, optional = type_of(classes[0], name)
-        field = options_of(classes[0])[name]
-        metavar = "|".join(field.metadata["one_of"]) or {int: "N", float: "X"}.get(kind, "TEXT") + "|none" * optional
+        choices = dict.fromkeys(choice for cls in classes for choice in options_of(cls)[name].metadata["one_of"])
+        metavar = "|".join(choices) or {int: "N", float: "X"}.get(kind, "TEXT") + "|none" * optional
         command = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=option_help(name, classes))(
             command
         )

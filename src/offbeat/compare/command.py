@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from ..errors import BadInput
+from ..errors import BadInput, OffbeatError
 from ..lists import split_specs
 from ..report.json_file import check_json, write_json
 from ..report.outputs import replacing
@@ -86,6 +86,8 @@ def compare(
             print_outcomes(console, contest, rows_of(finished))
         if json_file is not None:
             write_json(json_file, record_of(contest, finished, began))
+        if all(outcome.measures is None for outcome in finished):
+            raise OffbeatError(f"nobody could run: {finished[0].failure}")
     finally:  # also of a contest that is broken off
         if out is not None and finished:
             told = write_outputs(out, contest, finished, record_of(contest, finished, began))

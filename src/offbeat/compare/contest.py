@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import BadInput, unknown
 from ..layout import Layout
+from ..strategies import make_strategy
 from ..train.augment import check_images
 from ..train.schedule import CONSTANT, SCHEDULES
 from ..train.shards import Shard
@@ -20,6 +23,7 @@ from .lap import Lap, LapFailed, run_lap
 from .measures import Measures, measure
 from .worker import Config
 
+DEVICES = ("cpu", "cuda")
 ALONE = "none"  # the contestant that all throughputs are shares of
 
 
@@ -64,10 +68,17 @@ class Contest:
             raise BadInput(
                 f"--target-accuracy {self.target_accuracy} does not fit: it must be above 0 and at most 1, such as 0.9"
             )
+        if self.device not in DEVICES:
+            raise unknown("device", self.device, DEVICES)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise BadInput("--device cuda does not fit: torch finds no CUDA device here, so leave it out")
         for spec in self.strategies:
             find_contestant(spec)
         for workers in self.workers:
             layout = self.layout(workers)
+            for spec in self.strategies:
+                if ".py:" not in spec:
+                    make_strategy(spec).check(layout, None)
             for rank, factor in self.slower:
                 if not 0 <= rank < layout.workers or not 1 <= factor < math.inf:
                     raise BadInput(

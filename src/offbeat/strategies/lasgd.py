@@ -33,7 +33,7 @@ from ..options import option
 from ..parcel import WIRE_DTYPES, Parcel
 from ..replica import Replica
 from ..roster import Roster
-from ..strategy import Strategy
+from ..strategy import Plan, Strategy
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
@@ -58,7 +58,9 @@ class LASGD(Strategy):
         at_least=0,
     )  # fmt: skip
     max_delay: int | None = option(None, "wait for an average that is so many steps late (none: never)", at_least=0)
-    wire_dtype: str | None = option(None, "dtype of what travels (none: that of x)", one_of=(*WIRE_DTYPES, "int8"))
+    wire_dtype: str | None = option(
+        None, "dtype of what travels, also int8 (none: that of x)", one_of=(*WIRE_DTYPES, "int8")
+    )
     momentum: float = option(0.0, "with which the mean goes on from average to average, below 1", at_least=0)
     gradients: str = option("own", "node: average the gradients inside each node, every step", one_of=("own", "node"))
     parts: int = field(default=0, init=False)
@@ -72,6 +74,13 @@ class LASGD(Strategy):
         if self.momentum >= 1:
             raise BadInput(f"momentum={self.momentum} does not fit: from 1 on nothing is ever forgotten, so use less")
 
+    def check(self, layout: Layout, plan: Plan | None) -> None:
+        if self.wire_dtype == "int8" and layout.workers > MOST_RANKS:
+            raise BadInput(
+                f"wire_dtype=int8 adds up bytes of at most {MOST_RANKS} workers, and there are {layout.workers}: "
+                f"use bfloat16"
+            )
+
     def groups(self, layout: Layout) -> list[Ranks]:
         nodes = [layout.on(node) for node in range(layout.nodes)] if self.gradients == "node" else []
         return [layout.ranks, *nodes]
@@ -80,11 +89,7 @@ class LASGD(Strategy):
         return layout.beside(rank) if self.gradients == "node" else (rank,)
 
     def start(self, replica: Replica, comm: Comm) -> Steps:
-        if self.wire_dtype == "int8" and comm.layout.workers > MOST_RANKS:
-            raise BadInput(
-                f"wire_dtype=int8 adds up bytes of at most {MOST_RANKS} workers, and there are {comm.layout.workers}: "
-                f"use bfloat16"
-            )
+        self.check(comm.layout, None)
         yield from super().start(replica, comm)
         differs = self.momentum > 0 or any(narrows(flat, self.wire_dtype) for flat in replica.flats)
         self._shared = (
