@@ -52,7 +52,6 @@ ROWS = [
         same_in_both_worlds=True,
         keeps_mean=False,
     ),
-    Row("lasgd:fragments=3,momentum=0.3,wire_dtype=int8", None, same_in_both_worlds=False, keeps_mean=False),
     Row("lasgd:fragments=2,gradients=node", None, same_in_both_worlds=False),
     Row("lasgd:delay=0,gradients=node", references.lasgd(1, 0), same_in_both_worlds=True, one_step_of_sgd=True),
     Row(f"{CYCLING}", references.daso(4, 1), same_in_both_worlds=True, keeps_mean=False),

@@ -7,7 +7,7 @@ from torch import Tensor
 from offbeat.byte_letter import BLOCK, ByteLetter
 
 RANKS = (0, 1, 2)
-EVERYBODY = [2, 4, 8, 63]
+EVERYBODY = [2, 8, 63]
 
 
 class Wire:
@@ -70,9 +70,9 @@ def test_blocks_of_very_different_size_keep_their_digits() -> None:
 def test_ranks_that_stand_still_do_not_silence_those_that_learn(ranks: int, learning: int) -> None:
     """As where some have finished, or have no gradient in a block."""
     torch.manual_seed(0)
-    xs = [torch.ones(2 * BLOCK + 9, dtype=torch.float64) for _ in range(ranks)]
+    xs = [torch.ones(BLOCK + 9, dtype=torch.float64) for _ in range(ranks)]
     wire, all_letters = Wire(), [ByteLetter([(x, x.clone())]) for x in xs]
-    for _ in range(150):
+    for _ in range(80):  # alone, one would be 9e-3 away
         for x in xs[:learning]:
             x += 1e-3 * torch.randn_like(x)
         turn(wire, all_letters)
