@@ -1,9 +1,11 @@
 """Parcel: a part of x that is averaged while the worker trains on. Strategies with late merges are made of these.
 
-send:     s <- x                              a snapshot; its average over the ranks starts
-merge:    x <- x + (mean s - s)               keeps what was learned meanwhile; zero in the sum over all ranks
-adopt:    x <- mean s                         the exact average, where nothing was learned meanwhile
-approach: x <- x + weight (mean s - x)        part of the way, also on ranks that sent nothing: `relay` tells them
+    send:     s <- x                              a snapshot; its average over the ranks starts
+    merge:    x <- x + (mean s - s)               keeps what was learned meanwhile; zero in the sum over all ranks
+    adopt:    x <- mean s                         the exact average, where nothing was learned meanwhile
+    approach: x <- x + weight (mean s - x)        part of the way, also on ranks that sent nothing: `relay` tells them
+
+A parcel travels in letters, one for each dtype and device.
 """
 
 from collections.abc import Sequence
