@@ -71,7 +71,7 @@ RACES = {
     "gpu": f"{GPU} --steps 280 --snapshots 28 --strategies lasgd,{NARROW},lasgd:wire_dtype=bfloat16,momentum=0.5,"
     "lasgd:wire_dtype=int8,gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,"
     "local_sgd:every=32,diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16",
-    "gpu-ddp": f"{GPU} --steps 110 --snapshots 22 --strategies ddp",  # by then it is there
+    "gpu-ddp": f"{GPU} --steps 170 --snapshots 34 --strategies ddp",  # in 110 it was not there
     "gpu-daso": f"{GPU} --steps 200 --snapshots 20 --nodes 4 --strategies "
     "daso:b_max=32,wait=24,warmup_epochs=0,cooldown_epochs=0",
 }

@@ -39,3 +39,4 @@ def test_a_cpu_is_never_ahead_of_itself() -> None:
     lead = Lead(torch.device("cpu"))
     lead.mark()
     lead.wait()
+    assert lead._here is None, "no event is made where there is no CUDA"

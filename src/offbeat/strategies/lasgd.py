@@ -91,10 +91,9 @@ class LASGD(Strategy):
     def start(self, replica: Replica, comm: Comm) -> Steps:
         self.check(comm.layout, None)
         yield from super().start(replica, comm)
-        differs = self.momentum > 0 or any(narrows(flat, self.wire_dtype) for flat in replica.flats)
-        self._shared = (
-            Replica(tuple(map(torch.clone, replica.flats)), replica.slots) if differs else None
-        )  # still equal
+        self._shared: Replica | None = None  # from which differences travel; x itself is still equal on all ranks
+        if self.momentum > 0 or any(narrows(flat, self.wire_dtype) for flat in replica.flats):
+            self._shared = Replica(tuple(map(torch.clone, replica.flats)), replica.slots)
         self._roster: Roster | None = None  # once the fragments are chosen
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._depth, self._deepened_at = 2, 0
