@@ -335,7 +335,10 @@ def test_every_match_is_mutual_and_everyone_is_served(graph, size: int) -> None:
         threads = [threading.Thread(target=gossip, args=(me,)) for me in peers]
         for thread in threads:
             thread.start()
-        time.sleep(1.2)
+        edges = {(rank, other) for rank in range(size) for other in graph(rank, size)}
+        late = time.monotonic() + 30
+        while not wrong and time.monotonic() < late and any(met[edge] < 10 for edge in edges):
+            time.sleep(0.05)
         ending.set()
         for search in list(searching.values()):
             search.stop()
