@@ -2,7 +2,8 @@
 
 import os
 import time
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -77,12 +78,14 @@ def test_the_wire_never_runs_dry(spec: str) -> None:
 class LateOnTheWire(SimComm):
     """As on a GPU, where a snapshot waits for the kernels before it: averages begin one and a half steps later."""
 
+    steps_late: ClassVar[float] = 1.5
+
     def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
-        if x.ndim > 0 and out is None:
+        if x.ndim > 0 and out is None and self.rank not in late:  # timing the wire, before the first snapshot
             return super().average(x, ranks, out)
         out = x.clone() if out is None else out.copy_(x)
         outer: SimWork[Tensor] = SimWork("average")
-        if x.ndim > 0:
+        if x.ndim > 0 and len(x) > 3:
             late.setdefault(self.rank, []).append(outer)
 
         def begin() -> None:
@@ -90,7 +93,7 @@ class LateOnTheWire(SimComm):
             outer.found_idle = inner.found_idle
             inner.then(lambda: outer.complete(inner.result()))
 
-        self._world.clock.after(1.5 * STEP_SECONDS, begin)
+        self._world.clock.after(self.steps_late * STEP_SECONDS, begin)
         return outer
 
 
@@ -177,6 +180,24 @@ def test_small_tensors_never_leave_the_wire_dry(
     rides = sum(size == 32 + 48 and 15.0 < at < 29.0 for size, at in sent[2])
     on_time = not slow and comm is SimComm
     assert rides > 0.4 * 140 if on_time else 0 < rides < 0.35 * 140
+
+
+class LaterOnTheWire(LateOnTheWire):
+    steps_late = 4.5
+
+
+def test_small_tensors_that_come_back_late_travel_no_more_often_than_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Corrections that are five steps late, and as often, would drive workers with momentum apart."""
+    late.clear()
+    sent = sends_of("lasgd", SmallAndLarge(4), monkeypatch, LaterOnTheWire)
+    orders = [[size for size, _ in sends] for sends in sent.values()]
+    assert all(order == orders[0] for order in orders)
+    for sends in sent.values():
+        rides = [at / STEP_SECONDS for size, at in sends if size == 32 + 48 and at > 6.0]
+        apart = [after - before for before, after in pairwise(rides)]
+        assert min(apart) > 7, "of nine steps that an average of all x takes"
+        numbers = sum(size for size, at in sends if 15.0 < at < 29.0)
+        assert numbers / 4080 * 9 > 0.95 * 140
 
 
 @pytest.mark.parametrize(

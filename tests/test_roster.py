@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.roster import Roster
+from offbeat.roster import RIDES, Roster
 
 
 @dataclass(eq=False)
@@ -16,19 +16,21 @@ class Parcel:
     name: str
     in_flight: bool = False
     found_idle: bool = False
+    sent_at: int = 0
 
 
 @dataclass
 class Comm:
-    """Every flag comes back as it was sent, or as another rank had it."""
+    """What this rank has seen comes back as it was sent, or with another rank's dry wire."""
 
     others_are_dry: bool = False
     layout: Any = field(default_factory=lambda: SimpleNamespace(ranks=(0, 1)))
-    asked: list[float] = field(default_factory=list)
+    step: int = 0
+    asked: list[float] = field(default_factory=list)  # whether too many rides were dry
 
-    def average(self, flag: torch.Tensor, ranks: tuple[int, ...]) -> torch.Tensor:
-        self.asked.append(flag.item())
-        return flag + self.others_are_dry
+    def average(self, seen: torch.Tensor, ranks: tuple[int, ...]) -> torch.Tensor:
+        self.asked.append(seen[0].item())
+        return seen + torch.tensor([self.others_are_dry, 0, 0])
 
 
 def finished(steps: Generator[Any, Any, Any], waited: list[Any]) -> Any:
@@ -42,10 +44,12 @@ def finished(steps: Generator[Any, Any, Any], waited: list[Any]) -> Any:
         return stop.value
 
 
-def rounds(roster: Roster, comm: Comm, count: int, *, dry: int = 0) -> str:
-    """So many sends, the first so many rides among them awaited, with the wire idle when they begin."""
+def rounds(roster: Roster, comm: Comm, count: int, *, dry: int = 0, late: int = 0) -> str:
+    """So many sends, one in every step, that come back so many steps late; the first so many rides of the small tensors
+    are awaited, with the wire idle when they begin."""
     order = ""
     for _ in range(count):
+        comm.step += 1
         parcel: Any = roster.next
         if parcel.name == "s":
             if dry > 0:
@@ -54,15 +58,19 @@ def rounds(roster: Roster, comm: Comm, count: int, *, dry: int = 0) -> str:
             parcel.in_flight, parcel.found_idle = False, dry > 0
             dry -= 1
         waited: list[Any] = []
-        assert finished(roster.take(comm), waited) is parcel  # type: ignore[arg-type]
+        assert finished(roster.take(comm, comm.step), waited) is parcel  # type: ignore[arg-type]
         assert len(waited) <= 1
-        roster.arrived(parcel)
+        parcel.sent_at = comm.step
+        roster.arrived(parcel, comm.step + late)
         order += parcel.name
     return order
 
 
+ASKED_TWICE = 2 + RIDES  # rides: the second asks, the third obeys, this one asks again, the next obeys
+
+
 def made(parts: int, spacing: int) -> Roster:
-    return Roster([Parcel(str(part)) for part in range(parts)], Parcel("s"), spacing)  # type: ignore[misc, arg-type]
+    return Roster([Parcel(chr(ord("0") + part)) for part in range(parts)], Parcel("s"), spacing)  # type: ignore[misc, arg-type]
 
 
 def test_small_tensors_come_after_every_few_parts() -> None:
@@ -82,16 +90,39 @@ def test_without_small_tensors_parts_take_turns_and_nothing_is_asked() -> None:
 @pytest.mark.parametrize(("dry", "then"), [(0, 2), (1, 2), (2, 4), (4, 4)])
 def test_they_are_spaced_out_when_too_many_rides_found_the_wire_dry(dry: int, then: int) -> None:
     roster, comm = made(9, 2), Comm()
-    rounds(roster, comm, 3 * 6, dry=dry)  # four rides, one that asks, one that obeys
-    assert comm.asked == [float(dry > 1)]
+    rounds(roster, comm, 3 * (ASKED_TWICE + 1), dry=dry)
+    assert comm.asked == [0.0, float(dry > 1)]
     order = rounds(roster, comm, 20)
     assert [len(run) for run in order.split("s")[:3]] == [then] * 3
 
 
+@pytest.mark.parametrize(("late", "then"), [(1, 2), (3, 2), (4, 19), (9, 19)])
+def test_they_come_seldom_where_they_are_late(late: int, then: int) -> None:
+    """A ride in every third step becomes one in twenty."""
+    roster, comm = made(30, 2), Comm()
+    assert rounds(roster, comm, 3 * 3, late=late) == "01s23s45s"  # one, one that asks, one that obeys
+    order = rounds(roster, comm, 150, late=late)
+    assert {len(run) for run in order.split("s")[5:-1]} == {then}
+
+
+def test_they_come_often_again_when_they_are_on_time_again() -> None:
+    roster, comm = made(30, 2), Comm()
+    rounds(roster, comm, 100, late=5)
+    order = rounds(roster, comm, 300, late=1)
+    assert len(order.split("s")[1]) == 19
+    assert len(order.split("s")[-2]) == 2
+
+
+def test_late_ones_come_at_least_once_in_a_turn() -> None:
+    roster, comm = made(6, 2), Comm()
+    order = rounds(roster, comm, 80, late=5)
+    assert {len(run) for run in order.split("s")[3:-1]} == {6}
+
+
 def test_another_ranks_dry_wire_counts_as_well() -> None:
     roster = made(9, 2)
-    rounds(roster, Comm(others_are_dry=True), 3 * 6)
-    assert rounds(roster, Comm(), 5) == "3456s"
+    rounds(roster, Comm(others_are_dry=True), 3 * 3)
+    assert rounds(roster, Comm(), 5) == "6780s"
 
 
 def test_they_come_at_least_once_in_a_turn_and_then_nothing_is_asked_any_more() -> None:
@@ -105,20 +136,20 @@ def test_they_come_at_least_once_in_a_turn_and_then_nothing_is_asked_any_more() 
 @pytest.mark.parametrize("by_request", [False, True])
 def test_a_wait_by_request_is_not_the_wires_fault(by_request: bool) -> None:
     roster, comm = made(9, 2), Comm()
-    for _ in range(5):
+    for _ in range(ASKED_TWICE):
         rounds(roster, comm, 2)
         small: Any = roster.next
         small.in_flight = small.found_idle = True
         roster.wait(by_request=by_request)
         small.in_flight = False
-        finished(roster.take(comm), [])  # type: ignore[arg-type]
-        roster.arrived(small)
-    assert comm.asked == [float(not by_request)]
+        finished(roster.take(comm, 0), [])  # type: ignore[arg-type]
+        roster.arrived(small, 0)
+    assert comm.asked == [0.0, float(not by_request)]
 
 
 def test_in_the_end_nothing_is_under_way() -> None:
     roster, comm = made(9, 2), Comm()
-    rounds(roster, comm, 3 * 5)
+    rounds(roster, comm, 3 * 2)
     assert comm.asked
     for flags in (1, 0):
         waited: list[Any] = []

@@ -180,7 +180,7 @@ class LASGD(Strategy):
     def _merge_oldest(self, roster: Roster) -> Steps:
         parcel = self._queue.popleft()
         self._could_be_late.discard(parcel)
-        roster.arrived(parcel)
+        roster.arrived(parcel, self._steps)
         yield from parcel.receive()
         late = self._steps - parcel.sent_at
         if roster.is_large(parcel):
@@ -207,7 +207,7 @@ class LASGD(Strategy):
         return not waits and not by_request
 
     def _send(self, roster: Roster, *, training: bool) -> Generator[Work[Any], Any, Parcel]:
-        parcel = yield from roster.take(self.comm)
+        parcel = yield from roster.take(self.comm, self._steps)
         parcel.send(self.comm, self.comm.layout.ranks, self._steps, training=training)
         self._queue.append(parcel)
         return parcel
