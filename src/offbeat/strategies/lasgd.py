@@ -36,6 +36,7 @@ from ..roster import Roster
 from ..strategy import Plan, Strategy
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
+WARM_UP, PROBES = (1, 0), (1, 1, 1, 1, 0)  # numbers, 0: a probe; a fresh connection is slow, and one look is luck
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
@@ -291,12 +292,14 @@ class LASGD(Strategy):
             like = getattr(torch, self.wire_dtype) if self.wire_dtype is not None else flat.dtype
             size = min(max(1, len(flat) // PROBE_SHARE), PROBE_MOST)
             took = []
-            for length in (1, size, 1, size):  # the first two warm up: a fresh connection is slow
+            for length in (*WARM_UP, *PROBES):
+                x = torch.zeros(length or size, dtype=like, device=flat.device)
                 began = self.comm.now()
-                yield self.comm.add_up(torch.zeros(length, dtype=like, device=flat.device), everyone)
+                yield self.comm.add_up(x, everyone)
                 took.append(self.comm.now() - began)
-            latency = max(latency, took[2], 1e-9)
-            seconds += took[2] + max(0.0, took[3] - took[2]) * len(flat) / size
+            _, _, *short, long = took
+            latency = max(latency, min(short), 1e-9)
+            seconds += min(short) + max(0.0, long - min(short)) * len(flat) / size
         means = []
         for value in (latency, seconds):
             mean: Tensor = yield self.comm.average(torch.tensor(value, dtype=torch.float64), everyone)
