@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ def to_accuracy_table(races: Sequence[Race], *, only: Callable[[str], bool] = la
         f"| strategy | seconds to {target:.0%}, each seed | faster than `ddp` | throughput | wire | final accuracy |",
         "|---|---|---|---|---|---|",
     ]
+    ddp, ddp_ends = times.get("ddp", {}), ends_of(runs.get("ddp", []))
     for strategy in sorted(runs, key=lambda strategy: statistics.median(map(or_never, times[strategy].values()))):
         found = [run for run in runs[strategy] if run["failure"] is None]
         if not found:
@@ -104,7 +105,7 @@ def to_accuracy_table(races: Sequence[Race], *, only: Callable[[str], bool] = la
             for seconds in [times[strategy][seed_of(run)]]
         )
         rows.append(
-            f"| {shown(strategy)} | {moments} | {ratio(times[strategy], times.get('ddp', {}))} "
+            f"| {shown(strategy)} | {moments} | {ratio(times[strategy], ddp, ddp_ends)} "
             f"| {listed((run['throughput_share'] for run in found), '{:.2f}'.format)} "
             f"| {listed((run['wire_utilisation'] for run in found), '{:.2f}'.format)} "
             f"| {listed((run['accuracy'] for run in found), '{:.1%}'.format)} |"
@@ -134,13 +135,24 @@ def or_never(seconds: float | None) -> float:
     return math.inf if seconds is None else seconds
 
 
-def ratio(own: Times, base: Times) -> str:
-    """How many times as fast, where both have seeds in common and got there in most of them."""
+def ends_of(runs: Sequence[Run]) -> dict[int, float]:
+    """How long each seed was raced."""
+    return {seed_of(run): run["curve"][-1]["seconds"] for run in runs if run["failure"] is None and run["curve"]}
+
+
+def ratio(own: Times, base: Times, base_ends: Mapping[int, float]) -> str:
+    """How many times as fast, where both have seeds in common and ours got there in most of them; more than what it is
+    to the end of a base that did not."""
     both = own.keys() & base.keys()
     if not both:
         return "-"
     ours, theirs = (statistics.median(or_never(times[seed]) for seed in both) for times in (own, base))
-    return f"{theirs / ours:.1f}" if math.isfinite(ours) and math.isfinite(theirs) else "-"
+    if not math.isfinite(ours):
+        return "-"
+    if math.isfinite(theirs):
+        return f"{theirs / ours:.1f}"
+    ends = [base_ends[seed] for seed in both if seed in base_ends]
+    return f"more than {math.floor(statistics.median(ends) / ours)}" if own is not base and ends else "-"
 
 
 def ceilings_table(races: Sequence[Race]) -> list[str]:
@@ -189,7 +201,7 @@ def blocks() -> dict[str, list[str]]:
     accuracy = _read(*TO_ACCURACY)
     half_rate, third = _read("half-rate", "half-rate-narrow"), _read("third-of-the-rate")
     straggler = Race.read("straggler")
-    gpu = _read("gpu", "gpu-ddp", "gpu-daso")
+    gpu = _read("gpu", "gpu-best", "gpu-ddp", "gpu-daso")
     ceilings = _read("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
     found: dict[str, list[str]] = {}
     if accuracy:

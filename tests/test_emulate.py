@@ -173,6 +173,13 @@ def test_nodes_reach_each_other_and_nothing_else() -> None:
 
 
 @emulated
+def test_tcp_in_a_node_is_as_linux_comes_whatever_this_machine_is_set_to() -> None:
+    show = "print(open('/proc/sys/net/ipv4/tcp_congestion_control').read())"
+    with Cluster(2, "1gbit") as cluster, program(cluster, 1, show) as told:
+        assert told() == "cubic"
+
+
+@emulated
 def test_workers_of_one_node_share_its_loopback() -> None:
     with Cluster(2) as cluster, program(cluster, 0, ECHO, "127.0.0.1") as echo, ready(echo):
         with program(cluster, 0, ASK, "127.0.0.1") as beside, ready(beside):

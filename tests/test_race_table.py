@@ -69,6 +69,14 @@ def test_the_latest_run_of_a_seed_counts(table: ModuleType) -> None:
     assert "| 100, 120 | 1.0 |" in rows[1]
 
 
+def test_a_base_that_never_got_there_is_compared_by_how_long_it_tried(table: ModuleType) -> None:
+    kept = record({"ddp": [None], "lasgd": [10.0]})
+    kept["runs"][0]["curve"][-1]["seconds"] = 87.0
+    lasgd, ddp = table.to_accuracy_table([table.Race("accuracy", kept)])[2:]
+    assert "| 10.0 | more than 8 |" in lasgd
+    assert "| never | - |" in ddp
+
+
 def test_one_that_could_not_run_is_listed_with_the_reason(table: ModuleType) -> None:
     kept = record({"ddp": [100.0]})
     kept["runs"].append({**kept["runs"][0], "strategy": "rivals/x_y.py:train:every=3", "failure": "no such luck"})

@@ -43,6 +43,7 @@ MOST_FRAGMENTS = 64
 SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 12  # that a part takes on an idle wire: with 4 a loaded one was half empty
+BUSY_HOP_SECONDS = 2e-3  # that a part takes from rank to rank: with 1 ms, eight busy workers left half the wire empty
 
 
 @dataclass(kw_only=True)
@@ -275,7 +276,9 @@ class LASGD(Strategy):
         if not PARTS_PER_STEP * self._wire_seconds > step_seconds > 0:
             return 1
         numbers = sum(flat.numel() for flat in self.replica.flats)
-        longest = min(MOST_FRAGMENTS, numbers, int(self._wire_seconds / (FEWEST_LATENCIES * self._latency)))
+        hops = 2 * (self.comm.layout.workers - 1)  # of a ring
+        shortest = max(FEWEST_LATENCIES * self._latency, min(hops * BUSY_HOP_SECONDS, 2 * step_seconds))
+        longest = min(MOST_FRAGMENTS, numbers, int(self._wire_seconds / shortest))
         return max(1, min(math.ceil(PARTS_PER_STEP * self._wire_seconds / step_seconds), longest))
 
     def _own_step_seconds(self) -> Tensor:
