@@ -15,11 +15,9 @@ from .support import needing
 
 CLONE_NEWNET = 0x40000000
 OWN = "/proc/thread-self/ns/net"
-SETTINGS = {
-    Path("/proc/sys/net/ipv6/conf/default/disable_ipv6"): "1",  # only noise on the wire
-    # As Linux comes, whatever this machine is set to: with bbr, swaps of 128 KiB took 11 or 17 ms, by luck.
-    Path("/proc/sys/net/ipv4/tcp_congestion_control"): "cubic",
-}
+NO_IPV6 = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+BY_LOSS = ("cubic", "reno")  # not bbr, by which swaps of 128 KiB took 11 ms or 17; only reno is there everywhere
 
 T = TypeVar("T")
 
@@ -64,9 +62,8 @@ class Visitor:
             with needing("network namespaces"):
                 self._call(self._libc.unshare, CLONE_NEWNET)
             try:
-                for setting, value in SETTINGS.items():
-                    with suppress(OSError):  # no such thing here, or /proc/sys cannot be written
-                        setting.write_text(value)
+                _set(NO_IPV6, "1")  # only noise on the wire
+                _set(CONGESTION, *BY_LOSS)
                 self._created.append(os.open(OWN, os.O_RDONLY | os.O_CLOEXEC))
                 return self._created[-1]
             finally:
@@ -78,3 +75,11 @@ class Visitor:
         if function(*arguments) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+def _set(setting: Path, *values: str) -> None:
+    """To the first that is allowed; to none where there is no such setting, or /proc/sys cannot be written."""
+    for value in values:
+        with suppress(OSError):
+            setting.write_text(value)
+            return
