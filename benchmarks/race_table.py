@@ -141,9 +141,9 @@ def ends_of(runs: Sequence[Run]) -> dict[int, float]:
 
 
 def ratio(own: Times, base: Times, base_ends: Mapping[int, float]) -> str:
-    """How many times as fast, where both have seeds in common and ours got there in most of them; more than what it is
-    to the end of a base that did not."""
-    both = own.keys() & base.keys()
+    """How many times as fast, where both have seeds in common and ours got there in most of them; more than that where
+    the base did not: then its median is of the times for which it tried."""
+    both = own.keys() & base.keys() & (base_ends.keys() | {seed for seed in base if base[seed] is not None})
     if not both:
         return "-"
     ours, theirs = (statistics.median(or_never(times[seed]) for seed in both) for times in (own, base))
@@ -151,8 +151,8 @@ def ratio(own: Times, base: Times, base_ends: Mapping[int, float]) -> str:
         return "-"
     if math.isfinite(theirs):
         return f"{theirs / ours:.1f}"
-    ends = [base_ends[seed] for seed in both if seed in base_ends]
-    return f"more than {math.floor(statistics.median(ends) / ours)}" if own is not base and ends else "-"
+    tried = statistics.median(base_ends[seed] if (got := base[seed]) is None else got for seed in both)
+    return f"more than {math.floor(tried / ours)}" if own is not base and tried > ours else "-"
 
 
 def ceilings_table(races: Sequence[Race]) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from commands import ROOT
 
 from offbeat.emulate import Cluster, missing, support
-from offbeat.emulate.namespace import BY_LOSS
+from offbeat.emulate.namespace import BY_LOSS, CONGESTION
 from offbeat.emulate.strays import MARK, new_name, sweep
 from offbeat.errors import BadInput
 
@@ -174,8 +174,9 @@ def test_nodes_reach_each_other_and_nothing_else() -> None:
 
 
 @emulated
+@pytest.mark.skipif(not os.access(CONGESTION, os.W_OK), reason="/proc/sys cannot be written")
 def test_tcp_goes_by_losses_whatever_this_machine_is_set_to() -> None:
-    show = "print(open('/proc/sys/net/ipv4/tcp_congestion_control').read())"
+    show = f"print(open({str(CONGESTION)!r}).read())"
     with Cluster(2, "1gbit") as cluster, program(cluster, 1, show) as told:
         assert told() in BY_LOSS
 

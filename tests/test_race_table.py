@@ -77,6 +77,12 @@ def test_a_base_that_never_got_there_is_compared_by_how_long_it_tried(table: Mod
     assert "| never | - |" in ddp
 
 
+def test_where_the_base_got_there_in_some_seeds_its_median_is_of_what_is_known(table: ModuleType) -> None:
+    own, base = {0: 10.0, 1: 10.0, 2: 10.0}, {0: 50.0, 1: None, 2: None}
+    assert table.ratio(own, base, {0: 300.0, 1: 100.0, 2: 200.0}) == "more than 10"
+    assert table.ratio(own, {0: None}, {0: 5.0}) == "-"
+
+
 def test_one_that_could_not_run_is_listed_with_the_reason(table: ModuleType) -> None:
     kept = record({"ddp": [100.0]})
     kept["runs"].append({**kept["runs"][0], "strategy": "rivals/x_y.py:train:every=3", "failure": "no such luck"})

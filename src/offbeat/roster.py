@@ -10,11 +10,12 @@ that begin late, a slow rank) all wait for the small tensors, and the wire runs 
 A correction that is many steps late finds a worker that its momentum has carried elsewhere, perhaps to the other side
 of the mean: often enough, such corrections drive the workers apart. So small tensors that are late come seldom.
 
-Both follow from what all ranks saw of the latest rides, and hold from a ride on that all ranks agree on.
+Both follow from what all ranks that train saw of the latest rides, and hold from a ride on that all ranks agree on.
 """
 
 import math
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ from torch import Tensor
 from .comm import Comm, Steps, Work
 from .parcel import Parcel
 
-RIDES = 6  # of the small tensors, after which it is asked anew how often they should come; at first after one,
-FEW_RIDES = 2  # and after so many where they come seldom
-MOST_DRY = 1  # of these, at most so many find a wire that ran dry
+RIDES = 6  # of the small tensors, after which it is asked anew how often they should come;
+FEW_RIDES = 2  # at first, and where they come seldom, after so many
+MOST_DRY = 1  # of RIDES, at most so many find a wire that ran dry
 MOST_LATE = 3  # steps, in the mean: with 2 they help, with 3 there is nothing left to gain, with 5 they do harm
+LATE_NO_MORE = 2.5  # steps, at most, where they have come seldom: between the two all stays as it is
 REST = 20  # steps between two corrections that are later than that: longer than momentum remembers
 
 
@@ -38,9 +40,9 @@ class Roster:
         self._spacing = self._densest = min(spacing, len(large))  # parts between two rides of the small tensors
         self._since_small = 0  # how many large parts came
         self._awaited = self._was_awaited = False  # all wait for the small tensors to be back; did so before this ride
-        self._rides = self._dry = self._late = self._apart = 0  # since it was last asked; the latter two in steps
-        self._rides_to_ask = 1
-        self._verdict: Work[Tensor] | None = None  # the means over all ranks of: too dry, steps late, steps apart
+        self._asked, self._seen = False, Seen()  # since it was last asked
+        self._rides, self._dry = 0, 0  # since the dry ones were last counted
+        self._verdict: list[Work[Tensor]] = []  # of what all ranks have seen: see `_ask`
 
     def __len__(self) -> int:
         """How many parcels there are."""
@@ -65,12 +67,13 @@ class Roster:
             self.index = (self.index + 1) % len(self.large)
             self._since_small += 1
             return parcel
-        if self._rides:
-            self._apart += step - parcel.sent_at
-        if self._verdict is not None:  # sent before the latest ride, so it is there: nobody waits for it
+        if self._seen.rides:
+            self._seen.steps_apart += step - parcel.sent_at
+        if self._verdict:  # sent before the latest ride, so it is there: nobody waits for it
             yield from self._obey()
-        elif self._rides >= self._rides_to_ask and self._densest < len(self.large):
+        elif self._densest < len(self.large) and self._seen.rides >= self._rides_to_ask:
             self._ask(comm)
+        self._seen.rides += 1
         self._rides += 1
         self._since_small = 0
         self._was_awaited, self._awaited = self._awaited, False
@@ -80,31 +83,61 @@ class Roster:
         """To be told before it is received: afterwards it says no more how it found the wire."""
         if not self.is_large(parcel):
             self._dry += self._was_awaited and parcel.found_idle
-            self._late += step - parcel.sent_at
+            self._seen.arrivals += 1
+            self._seen.steps_late += step - parcel.sent_at
 
     def settle(self) -> Steps:
         """At the end: nothing is left under way."""
-        if self._verdict is not None:
+        if self._verdict:
             yield from self._obey()
 
+    @property
+    def _is_seldom(self) -> bool:
+        return self._spacing > self._densest
+
+    @property
+    def _rides_to_ask(self) -> int:
+        return FEW_RIDES if self._is_seldom or not self._asked else RIDES
+
     def _ask(self, comm: Comm) -> None:
-        seen = [self._dry > MOST_DRY, self._late / self._rides, self._apart / self._rides]
-        self._verdict = comm.average(torch.tensor(seen, dtype=torch.float64), comm.layout.ranks)
-        self._forget(self._dry if self._rides < RIDES else 0)  # of a few rides alone nothing follows
+        """Too many dry rides; whether this rank still trains, and if so how many steps late and apart its rides were.
+        Each a number of its own, as control messages are."""
+        seen, too_dry = self._seen, False
+        if self._rides >= RIDES:
+            too_dry, self._rides, self._dry = self._dry > MOST_DRY, 0, 0
+        trains = seen.arrivals > 0
+        late, apart = (seen.steps_late / seen.arrivals, seen.steps_apart / seen.rides) if trains else (0.0, 0.0)
+        self._verdict = [
+            comm.average(torch.tensor(float(said), dtype=torch.float64), comm.layout.ranks)
+            for said in (too_dry, trains, late, apart)
+        ]
+        self._asked, self._seen = True, Seen()
 
     def _obey(self) -> Steps:
-        means: Tensor = yield self._verdict  # type: ignore[misc]
-        self._verdict = None
-        dry, late, apart = means.tolist()
-        seldom = math.ceil(self._spacing * REST / max(apart, 1)) if late > MOST_LATE else 0
+        means = []
+        for work in self._verdict:
+            mean: Tensor = yield work
+            means.append(mean.item())
+        self._verdict = []
+        dry, train, late, apart = means
         if dry > 0:
             self._densest = min(2 * self._densest, len(self.large))
-        spacing = max(self._densest, min(seldom, len(self.large)))
-        self._rides_to_ask = RIDES if spacing == self._densest else FEW_RIDES
+        spacing = max(self._spacing, self._densest) if self._is_seldom else self._densest
+        if train > 0 and late / train > MOST_LATE:
+            seldom = math.ceil(self._spacing * REST / max(apart / train, 1))
+            spacing = max(self._densest, min(seldom, len(self.large)))
+        elif train > 0 and late / train <= LATE_NO_MORE:
+            spacing = self._densest
         if spacing != self._spacing:
-            self._spacing = spacing
-            self._forget()  # counted in the old order it means nothing now
+            self._spacing, self._seen = spacing, Seen()  # in the old order it means nothing now
+            self._rides = self._dry = 0
 
-    def _forget(self, dry: int = 0) -> None:
-        self._rides = self._late = self._apart = 0
-        self._dry = dry
+
+@dataclass
+class Seen:
+    """Of the rides of the small tensors, by this rank."""
+
+    rides: int = 0
+    arrivals: int = 0  # none on a rank that has finished training
+    steps_late: int = 0
+    steps_apart: int = 0

@@ -12,7 +12,8 @@ few steps after its snapshot. A late correction costs more than a rare one.
 With `momentum` the mean goes on from average to average, as DiLoCo's does.
 
 The small tensors (convolutions, norms, biases, the last layer) are a few per cent of the bytes and weigh much more in
-what is learned. They travel together, after every few fragments: their average is new in every second step.
+what is learned. They travel together, after every few fragments: their average is new in every second step, unless
+it would be late.
 """
 
 import math
@@ -36,14 +37,14 @@ from ..roster import Roster
 from ..strategy import Plan, Strategy
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
-WARM_UP, PROBES = (1, 0), (1, 1, 1, 1, 0)  # numbers, 0: a probe; a fresh connection is slow, and one look is luck
+WARM_UP = (1, 0)  # numbers that travel first, 0: a probe; a fresh connection is slow
+PROBES = (1, 1, 1, 1, 0)  # then: one look at a latency is luck
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
 SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 12  # that a part takes on an idle wire: with 4 a loaded one was half empty
-BUSY_HOP_SECONDS = 2e-3  # that a part takes from rank to rank: with 1 ms, eight busy workers left half the wire empty
 
 
 @dataclass(kw_only=True)
@@ -276,9 +277,7 @@ class LASGD(Strategy):
         if not PARTS_PER_STEP * self._wire_seconds > step_seconds > 0:
             return 1
         numbers = sum(flat.numel() for flat in self.replica.flats)
-        hops = 2 * (self.comm.layout.workers - 1)  # of a ring
-        shortest = max(FEWEST_LATENCIES * self._latency, min(hops * BUSY_HOP_SECONDS, 2 * step_seconds))
-        longest = min(MOST_FRAGMENTS, numbers, int(self._wire_seconds / shortest))
+        longest = min(MOST_FRAGMENTS, numbers, int(self._wire_seconds / (FEWEST_LATENCIES * self._latency)))
         return max(1, min(math.ceil(PARTS_PER_STEP * self._wire_seconds / step_seconds), longest))
 
     def _own_step_seconds(self) -> Tensor:
