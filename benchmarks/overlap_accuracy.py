@@ -3,13 +3,17 @@
     python benchmarks/overlap_accuracy.py --device profile.json [--links 100mbit,1gbit] [--json FILE]     (as root)
 
 The profile is of this machine with one thread (OMP_NUM_THREADS=1 offbeat calibrate ...): every rank computes with one.
+Ranks share caches and memory here, so calibrate on as many cores at once, each into a file of its own, and take one:
+
+    for n in 1 2; do OMP_NUM_THREADS=1 offbeat calibrate --minutes 6 --no-bf16 --out $n.json & done; wait
+
 On each link all-reduces of a few sizes are measured among the ranks, and fitted. Then each model's step with torch's
 DistributedDataParallel is predicted: its operations by the profile, its buckets by the fit. Then it is measured: blocks
 of steps with and without DistributedDataParallel, and of the calibration's references, in turns.
 
 A shared machine is not always as fast. Beside the plain prediction there is the one for the speed that the references
 showed, as in cost_accuracy.py, and one with the compute time that was measured: the error of the overlap alone.
-Wanted: a mean error of at most 5 %; exits with 1 if that is not met.
+Wanted: a mean error of at most 5 % of the plain prediction; exits with 1 if that is not met.
 """
 
 import argparse
@@ -164,7 +168,7 @@ def main() -> None:
     print(f"{len(rows)} combinations, mean error: " + ", ".join(f"{what} {100 * m:.1f} %" for what, m in means.items()))
     if given.json is not None:
         given.json.write_text(json.dumps({"means": means, "rows": rows}, indent=1) + "\n")
-    raise SystemExit(0 if means["at its speed"] <= WANTED else 1)
+    raise SystemExit(0 if means["plain"] <= WANTED else 1)
 
 
 if __name__ == "__main__":
