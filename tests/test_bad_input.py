@@ -148,6 +148,10 @@ CASES = [
     *((f"train {flags}", words) for flags, words in TRAIN),
     *((f"simulate {flags}", words) for flags, words in SIMULATE),
     ("trian", r"'trian'.*'train'"),
+    ("bogus", r"'bogus'\. Choose among train, simulate"),
+    ("train --augment", r"'--augment'\. It is an option of: compare\."),
+    ("train --stepz 3", r"Did you mean one of: .*'--steps'"),
+    ("train --qqqqqqqqqq", r"See offbeat train --help"),
     ("--workers 0", r"--workers 0 does not fit"),  # a flag without a command is one of train's
 ]
 

@@ -123,12 +123,24 @@ def complain(sentence: str, status: int) -> int:
 
 
 def usage_sentence(error: click.ClickException) -> str:
-    """Click's own words in one line, with the nearest command where it names none."""
+    """Click's own words in one line, with what to do where it names nothing."""
     sentence = " ".join(error.format_message().split())
-    if isinstance(error, click.NoSuchOption) or "Did you mean" in sentence:
+    if isinstance(error, click.NoSuchOption):
+        return f"{sentence.partition(' (')[0]} {_other_option(error, sentence)}"
+    if "No such command" not in sentence or "Did you mean" in sentence:
         return sentence
     near = difflib.get_close_matches(sentence.partition("'")[2].partition("'")[0], cli.commands, n=1)
-    return f"{sentence} Did you mean {near[0]!r}?" if "No such command" in sentence and near else sentence
+    return f"{sentence} Did you mean {near[0]!r}?" if near else f"{sentence} Choose among {', '.join(cli.commands)}."
+
+
+def _other_option(error: click.NoSuchOption, sentence: str) -> str:
+    """The commands that have it, click's guess, or where to look."""
+    owners = [name for name, own in cli.commands.items() if any(error.option_name in each.opts for each in own.params)]
+    if owners:
+        return f"It is an option of: {', '.join(owners)}."
+    if "Did you mean" in sentence:
+        return sentence.partition(" (")[2].removesuffix(")")
+    return f"See {'offbeat' if error.ctx is None else error.ctx.command_path} --help."
 
 
 def strategy_flags(command: Command) -> Command:
