@@ -1,6 +1,5 @@
 """The command line: flags, one sentence for bad input, exit status 2."""
 
-import difflib
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from .lists import numbers, whole_numbers, without_lists
 from .options import options_of, type_of
 from .strategies import STRATEGIES, make_strategy
 from .strategy import Strategy
+from .usage import usage_sentence
 
 BAD_INPUT, FAILURE = 2, 1
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,7 +56,7 @@ def main() -> None:
     except click.exceptions.Exit as error:
         status = error.exit_code
     except click.ClickException as error:
-        status = complain(usage_sentence(error), BAD_INPUT)
+        status = complain(usage_sentence(error, cli.commands), BAD_INPUT)
     except Interrupted as error:
         status = complain(f"{error}; what was written so far is kept", 128 + error.number)
     except OffbeatError as error:
@@ -120,27 +120,6 @@ def end_worker(error: Exception) -> NoReturn:
 def complain(sentence: str, status: int) -> int:
     print(f"offbeat: {sentence}", file=sys.stderr)
     return status
-
-
-def usage_sentence(error: click.ClickException) -> str:
-    """Click's own words in one line, with what to do where it names nothing."""
-    sentence = " ".join(error.format_message().split())
-    if isinstance(error, click.NoSuchOption):
-        return f"{sentence.partition(' (')[0]} {_other_option(error, sentence)}"
-    if "No such command" not in sentence or "Did you mean" in sentence:
-        return sentence
-    near = difflib.get_close_matches(sentence.partition("'")[2].partition("'")[0], cli.commands, n=1)
-    return f"{sentence} Did you mean {near[0]!r}?" if near else f"{sentence} Choose among {', '.join(cli.commands)}."
-
-
-def _other_option(error: click.NoSuchOption, sentence: str) -> str:
-    """The commands that have it, click's guess, or where to look."""
-    owners = [name for name, own in cli.commands.items() if any(error.option_name in each.opts for each in own.params)]
-    if owners:
-        return f"It is an option of: {', '.join(owners)}."
-    if "Did you mean" in sentence:
-        return sentence.partition(" (")[2].removesuffix(")")
-    return f"See {'offbeat' if error.ctx is None else error.ctx.command_path} --help."
 
 
 def strategy_flags(command: Command) -> Command:
