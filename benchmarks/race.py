@@ -73,7 +73,7 @@ RACES = {
     "gpu": f"{GPU} --steps 280 --snapshots 28 --strategies lasgd,{NARROW},{BEST_ON_GPU},"
     "lasgd:wire_dtype=int8,momentum=0.5,"
     f"gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,local_sgd:every=32,{DILOCO_ON_GPU}",
-    "gpu-best": f"{GPU} --steps 240 --snapshots 24 --repeats 3 --strategies {BEST_ON_GPU},{DILOCO_ON_GPU}",
+    "gpu-best": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {BEST_ON_GPU},{DILOCO_ON_GPU}",
     "gpu-ddp": f"{GPU} --steps 120 --snapshots 24 --strategies ddp",  # 82 s
     "gpu-daso": f"{GPU} --steps 200 --snapshots 20 --nodes 4 --strategies "
     "daso:b_max=32,wait=24,warmup_epochs=0,cooldown_epochs=0",

@@ -85,7 +85,7 @@ def test_trace_made_for_a_gpu_is_what_a_gpu_gets(name: str, autocast: torch.dtyp
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "gpt"])
 def test_a_visit_finds_the_kernels_of_every_operation(name: str, autocast: torch.dtype | None) -> None:
     subject = next(each for each in learned_from("cuda", autocast) if each.name == name)
-    found = visit_on_gpu(RealStep(subject, 32, torch.device("cuda")), lambda: time.sleep(0.002), sets=1)
+    found = visit_on_gpu(RealStep(subject, 32, torch.device("cuda")), lambda: time.sleep(0.002), turns=1)
     ops = subject.at(32).ops
     assert [kernel.kind for kernel in found.kernels] == [op.kind for op in ops]
     counters = "_foreach_add_.Tensor"  # of the optimizer's steps: they stay on the host
@@ -100,7 +100,7 @@ def test_a_visit_finds_the_kernels_of_every_operation(name: str, autocast: torch
 def test_what_a_gpu_does_is_learned(tmp_path: Path) -> None:
     how = Calibration(
         platform="cuda", device=torch.device("cuda"), path=tmp_path / "gpu.json", minutes=0.5, batches=(32,),
-        visiting=partial(visit_on_gpu, sets=1), bf16=True,
+        visiting=partial(visit_on_gpu, turns=1), bf16=True,
     )  # fmt: skip
     profile = learned_profile(how, None, lambda *_: None)
     assert profile.host is not None

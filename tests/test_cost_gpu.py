@@ -1,6 +1,7 @@
 """What can be said of a GPU without one: whose kernels are whose, where its threads run, and how it is traced."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offbeat.cost import trace
-from offbeat.cost.gpu_step import MARK, Marked, on_one_core
+from offbeat.cost.gpu_step import MARK, Marked, Turn, at_one_speed, on_one_core
+from offbeat.cost.random_layers import LAYERS, random_layers
 from offbeat.cost.random_models import random_models
 
 
@@ -97,3 +99,56 @@ def test_random_models_fit_into_the_memory() -> None:
 
     assert max(peaks(float("inf"))) > 100e6
     assert max(peaks(100e6), default=0) <= 100e6
+
+
+def turns_of(host_seconds: float, device_seconds: float) -> list[Turn]:
+    """On a host that is half as fast again in every second turn."""
+    return [
+        Turn(
+            0.01 * times,
+            max(host_seconds * times, device_seconds),
+            (0.5 * host_seconds * times, 0.4 * host_seconds * times, 0.1 * host_seconds * times),
+        )
+        for times in (1.0, 1.5, 1.5, 1.0, 1.5)
+    ]
+
+
+def test_a_step_that_waits_for_the_host_is_timed_at_one_speed() -> None:
+    usual = at_one_speed(turns_of(0.004, 0.001), 0.001)
+    assert usual.reference == pytest.approx(0.015)
+    assert usual.whole == pytest.approx(0.006)
+    assert usual.phases == pytest.approx((0.003, 0.0024, 0.0006))
+    for one in turns_of(0.004, 0.001):  # each alone says the same for its own speed
+        assert one.whole / one.reference == pytest.approx(usual.whole / usual.reference)
+
+
+def test_a_step_that_waits_for_the_device_takes_as_long_at_every_speed() -> None:
+    usual = at_one_speed(turns_of(0.004, 0.02), 0.02)
+    assert usual.whole == pytest.approx(0.02)
+    assert sum(usual.phases) == pytest.approx(0.006)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks(
+    autocast: torch.dtype | None,
+) -> None:
+    cases = random_layers(seed=0, autocast=autocast)
+    steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(3))]
+    convolutions = [op.kernel for step in steps for op in step.ops if op.kind == "convolution"]
+    parts = Counter(kernel.part for kernel in convolutions)
+    assert parts["input"] == parts["weight"] == parts[""] > LAYERS
+    weights = [kernel.tensor("weight") for kernel in convolutions if not kernel.part]
+    round_ones = [weight for weight in weights if weight is not None and weight.shape[0] % 64 == 0]
+    assert 0.25 < len(round_ones) / len(weights) < 0.75
+
+
+def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:
+    def drawn(seed: int, most_bytes: float = float("inf")) -> list[tuple[int, int]]:
+        cases = random_layers(seed=seed, most_bytes=most_bytes)
+        return [(batch, subject.at(batch).memory.peak) for subject, batch in (next(cases) for _ in range(2))]
+
+    free = drawn(0)
+    assert free == drawn(0) != drawn(1)
+    limit = 0.5 * max(peak for _, peak in free)
+    assert all(batch == 2 or peak <= limit for batch, peak in drawn(0, limit))
+    assert any(peak > limit for _, peak in free)

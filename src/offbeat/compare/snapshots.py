@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..train.task import Task, evaluate
 
-TEST_SAMPLES = 2000  # of the points along the way; the last one is on all
+TEST_SAMPLES = 2000  # of the points along the way, on a CPU; the last one is on all
 MOST_HELD_NBYTES = 12 << 30  # of all workers' copies, who may share a GPU, before they are written after all
 
 
@@ -59,19 +59,23 @@ def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]
     """At every snapshot of the first rank, the mean of the latest of all ranks."""
     found = sorted(_read_all(folder), key=lambda snapshot: snapshot.seconds)
     latest: dict[int, _Snapshot] = {}
-    inputs, targets = task.test.inputs[:TEST_SAMPLES], task.test.targets[:TEST_SAMPLES]
-    quick = replace(task, test=replace(task.test, inputs=inputs, targets=targets))
+    device = next(model.parameters()).device
+    quick, at_once = (task, 1000) if device.type == "cuda" else (_first_samples_of(task), 128)
     last = {rank: max(s.number for s in found if s.rank == rank) for rank in {s.rank for s in found}}
     points: list[Point] = []
-    device = next(model.parameters()).device
     for snapshot in found:
         latest[snapshot.rank] = snapshot
         over = all(latest.get(rank) and latest[rank].number == last[rank] for rank in last)
         if len(latest) == ranks and (snapshot.rank == 0 or over):
             load_flat(model, torch.stack([s.x(device) for s in latest.values()]).mean(0))
-            accuracy, loss = evaluate(model, task if over else quick)
+            accuracy, loss = evaluate(model, task if over else quick, batch=at_once)
             points.append(Point(snapshot.seconds, sum(s.step for s in latest.values()) / ranks, accuracy, loss))
     return points
+
+
+def _first_samples_of(task: Task) -> Task:
+    inputs, targets = task.test.inputs[:TEST_SAMPLES], task.test.targets[:TEST_SAMPLES]
+    return replace(task, test=replace(task.test, inputs=inputs, targets=targets))
 
 
 def flat_of(model: nn.Module) -> Tensor:

@@ -1,6 +1,6 @@
 """features: what a kernel's time is learned from, as numbers of about the same size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import log, prod
 
 import numpy as np
@@ -28,8 +28,8 @@ def features(kernel: Kernel) -> list[float]:
         _log(kernel.dtype.itemsize), float(bool(kernel.written)), _log(shape[-1]), _log(shape[0]),
         kernel.near[0] / PARTS, kernel.near[1] / PARTS,
     ]  # fmt: skip
-    dims = {"matmul": _matmul, "convolution": _convolution, "attention": _attention}.get(kernel.kind, _nothing)(kernel)
-    even = {"matmul": _even_matmul, "convolution": _even_convolution}.get(kernel.kind, _even)(kernel)
+    dims = _DIMS.get(kernel.kind, _nothing)(kernel)
+    even = _EVEN.get(kernel.kind, _even)(kernel)
     return [*common, *dims, *[0.0] * (len(NAMES) - len(common) - len(dims) - len(even)), *even]
 
 
@@ -101,6 +101,51 @@ def _attention(kernel: Kernel) -> list[float]:
     causal = dict(kernel.arguments).get("is_causal") or dict(kernel.arguments).get("causal")
     heads = _log(prod(query.shape[:-2]))
     return [heads, _log(query.shape[-2]), _log(key.shape[-2]), _log(query.shape[-1]), float(bool(causal))]
+
+
+def _blocks(kernel: Kernel) -> list[float]:
+    """Samples, channels and places; the numbers of a channel; rows, and how long they are."""
+    shape = _largest(kernel)
+    channels, places = (shape[1] if len(shape) > 1 else 1), prod(shape[2:])
+    return [
+        _log(shape[0]), _log(channels), _log(places), _log(shape[0] * places), _log(prod(shape[:-1])), _log(shape[-1]),
+    ]  # fmt: skip
+
+
+def _reduction(kernel: Kernel) -> list[float]:
+    """Sums, the numbers of each, and whether the first and the last dimension are summed over."""
+    shape = _largest(kernel)
+    made = (kernel.outputs or kernel.inputs)[0].shape or (1,)
+    kept = [float(made[place] == shape[place]) for place in (0, -1)]
+    return [_log(prod(made)), _log(prod(shape) / max(1, prod(made))), *kept]
+
+
+def _even_blocks(kernel: Kernel) -> list[float]:
+    """Of channels and of places: what lies in fours is read at once."""
+    shape = _largest(kernel)
+    return [_twos(shape[1] if len(shape) > 1 else shape[0]), _twos(prod(shape[2:]))]
+
+
+def _largest(kernel: Kernel) -> tuple[int, ...]:
+    return max(kernel.inputs, key=lambda spec: spec.numel).shape or (1,)
+
+
+_DIMS: Mapping[str, Callable[[Kernel], list[float]]] = {
+    "matmul": _matmul,
+    "convolution": _convolution,
+    "attention": _attention,
+    "batch_norm": _blocks,
+    "pool": _blocks,
+    "row_norm": _blocks,
+    "softmax": _blocks,
+    "reduction": _reduction,
+}
+_EVEN: Mapping[str, Callable[[Kernel], list[float]]] = {
+    "matmul": _even_matmul,
+    "convolution": _even_convolution,
+    "batch_norm": _even_blocks,
+    "row_norm": _even_blocks,
+}
 
 
 def _numel(spec: Spec | None) -> int:

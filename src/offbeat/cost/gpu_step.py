@@ -4,8 +4,9 @@ Whole steps are made back to back, as training does: the host issues the next on
 Then single ones, to see how long the host takes. In others every call is marked, and torch's profiler says which
 kernels ran for it, and how long.
 
-A shared host is not always as fast, so every visit also makes steps that are always the same and that wait for the host
-alone: their time tells how fast it was. What the device does takes as long as ever.
+A shared host is not always as fast, and may be half as fast again a second later. So a visit is made of short turns,
+each between two steps that are always the same and that wait for the host alone: their time tells how fast it was just
+then. What the device does takes as long as ever.
 
 All on one core: backward has a thread of its own, and where the two wander over the cores of a machine a step in which
 the device waits for them takes up to a quarter longer, and never twice the same.
@@ -14,8 +15,9 @@ the device waits for them takes up to a quarter longer, and never twice the same
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,9 +30,10 @@ from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
 MARK = "offbeat call "
-WARM, SETS, SET_SECONDS, FEWEST, MOST = 3, 5, 0.04, 3, 100  # of steps back to back
-ALONE, ALONE_SECONDS = 16, 0.15  # steps of the host, at most
-BESIDE = 3  # steps of the reference before, between and after
+WARM, TURNS = 3, 8  # the first are not timed
+SET_SECONDS, FEWEST, MOST = 0.03, 3, 100  # of the steps that a turn makes back to back
+ALONE = 3  # steps of the host in a turn
+MUCH_LONGER = 1.15  # a step than what the device does: it waits for the host
 SPLIT_IN_TURN = (True, False)  # of the profiled steps
 FEWEST_SEEN = 0.8  # of a step's operations: a few stay on the host
 COVER_CYCLES, TINY_KERNELS = 5_000_000, 300  # a pause of about 3 ms, while the host queues tiny kernels behind it
@@ -55,12 +58,24 @@ class Marked(EachCall):  # type: ignore[no-untyped-call]
         return found
 
 
-def visit_on_gpu(step: RealStep, reference: Callable[[], None], *, sets: int = SETS) -> Visit:
+Phases = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds."""
+
+    reference: float  # what the host took for a step of the reference, before and after
+    whole: float  # of a step, back to back
+    phases: Phases  # of the host, in a step that has the device to itself
+
+
+def visit_on_gpu(step: RealStep, reference: Callable[[], None], *, turns: int = TURNS) -> Visit:
     with on_one_core():
-        return _visit(step, reference, sets)
+        return _visit(step, reference, turns)
 
 
-def _visit(step: RealStep, reference: Callable[[], None], sets: int) -> Visit:
+def _visit(step: RealStep, reference: Callable[[], None], turns: int) -> Visit:
     gap = launch_gap(step.device)
     for _ in range(WARM):
         reference()
@@ -68,11 +83,8 @@ def _visit(step: RealStep, reference: Callable[[], None], sets: int) -> Visit:
     recorder = Calls(step.model)
     with recorder:
         step()
-    beside = _seconds_of_the_host(reference, step.device)
-    whole = _back_to_back(step, sets)
-    beside += _seconds_of_the_host(reference, step.device)
-    phases = _alone(step)
-    beside += _seconds_of_the_host(reference, step.device)
+    count = max(FEWEST, min(MOST, round(SET_SECONDS / _back_to_back(step, FEWEST))))
+    made = [_turn(step, reference, count) for _ in range(turns)]
     calls = [CallTimes(own) for own in recorder.places]
     for split in SPLIT_IN_TURN:
         marked = Marked(split=split)
@@ -82,7 +94,30 @@ def _visit(step: RealStep, reference: Callable[[], None], sets: int) -> Visit:
     ops = tuple(seconds for call in calls for seconds in call.ops())
     if sum(seconds > 0 for seconds in ops) < FEWEST_SEEN * len(ops):
         raise OffbeatError("torch's profiler missed kernels of a step: is another profiler at work on this GPU?")
-    return Visit(whole, phases, tuple(recorder.kernels), ops, statistics.median(beside), on_gpu=True)
+    usual = at_one_speed(made, sum(ops))
+    return Visit(usual.whole, usual.phases, tuple(recorder.kernels), ops, usual.reference, on_gpu=True)
+
+
+def at_one_speed(turns: Sequence[Turn], device_seconds: float) -> Turn:
+    """Medians, as if the host had been in every turn as fast as in the median one."""
+    usual = statistics.median(turn.reference for turn in turns)
+    shares = [usual / turn.reference for turn in turns]
+    phases = [_slower(turn.phases, share) for turn, share in zip(turns, shares, strict=True)]
+    whole = [turn.whole for turn in turns]
+    if statistics.median(whole) > MUCH_LONGER * device_seconds:
+        whole = [seconds * share for seconds, share in zip(whole, shares, strict=True)]
+    return Turn(usual, statistics.median(whole), medians(phases))
+
+
+def _slower(phases: Phases, times: float) -> Phases:
+    forward, backward, optimizer = phases
+    return forward * times, backward * times, optimizer * times
+
+
+def _turn(step: RealStep, reference: Callable[[], None], count: int) -> Turn:
+    before = _seconds_of_the_host(reference, step.device)
+    whole, phases = _back_to_back(step, count), _alone(step)
+    return Turn((before + _seconds_of_the_host(reference, step.device)) / 2, whole, phases)
 
 
 @contextmanager
@@ -129,37 +164,29 @@ def launch_gap(device: torch.device) -> float:
     return max(0.0, statistics.median(periods) - 1e-6 * statistics.median(kernels)) if kernels else 0.0
 
 
-def _back_to_back(step: RealStep, sets: int) -> float:
-    def seconds_of(count: int) -> float:
-        torch.cuda.synchronize(step.device)
-        start = time.perf_counter()
-        for _ in range(count):
-            step()
-        torch.cuda.synchronize(step.device)
-        return (time.perf_counter() - start) / count
-
-    count = max(FEWEST, min(MOST, round(SET_SECONDS / seconds_of(FEWEST))))
-    return statistics.median(seconds_of(count) for _ in range(sets))
+def _back_to_back(step: RealStep, count: int) -> float:
+    torch.cuda.synchronize(step.device)
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize(step.device)
+    return (time.perf_counter() - start) / count
 
 
-def _alone(step: RealStep) -> tuple[float, float, float]:
+def _alone(step: RealStep) -> Phases:
     """The device has nothing left to do when the host begins, so that it never waits."""
-    found, began = list[tuple[float, float, float]](), time.perf_counter()
-    while len(found) < FEWEST or (len(found) < ALONE and time.perf_counter() - began < ALONE_SECONDS):
+    found = []
+    for _ in range(ALONE):
         torch.cuda.synchronize(step.device)
         found.append(step.by_phase())
     return medians(found)
 
 
-def _seconds_of_the_host(reference: Callable[[], None], device: torch.device) -> list[float]:
-    taken = []
-    for _ in range(BESIDE):
-        torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        reference()
-        taken.append(time.perf_counter() - began)
+def _seconds_of_the_host(reference: Callable[[], None], device: torch.device) -> float:
     torch.cuda.synchronize(device)
-    return taken
+    began = time.perf_counter()
+    reference()
+    return time.perf_counter() - began
 
 
 def _inside(marked: Marked, step: RealStep) -> None:

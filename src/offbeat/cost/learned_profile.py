@@ -27,6 +27,7 @@ from .learn import FEWEST, Judged, Timings, learn_kernels, learned_from_only, me
 from .predict import predict
 from .profile import Profile, Timing
 from .profile_at import device_name, setup_of
+from .random_layers import random_layers
 from .random_models import random_models
 from .subject import Subject
 from .trace import Platform, TracedStep
@@ -71,6 +72,8 @@ class Calibration:
             random_models(seed=self.seed, platform=self.platform, autocast=own, most_bytes=most)
             for own in self.precisions
         ]
+        if self.platform == "cuda":
+            each += [random_layers(seed=self.seed, autocast=own, most_bytes=most) for own in self.precisions]
         return itertools.chain.from_iterable(zip(*each, strict=True))
 
 

@@ -7,7 +7,6 @@ sometimes just written and sometimes long ago.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,32 +17,14 @@ from torch import Tensor, nn
 from ..train.models import GPT
 from ..train.task import cross_entropy
 from ..train.tasks import adamw, sgd
+from .random_sizes import ON_A_CPU, ON_A_GPU, Sizes
 from .subject import Subject
 from .trace import Platform
 
 CLASSES, FEWEST_CHARACTERS = 10, 30
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Draws the numbers of a model."""
-
-    random: Random
-    most_batch: int
-    most_side: int  # of an image
-    most_channels: int
-    most_width: int  # of what is no image
-    most_length: int  # of a row
-
-    def size(self, low: int, high: int) -> int:
-        """A whole number between two, log-uniform; one in two is a multiple of 8 where it can be, as people choose."""
-        drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
-        return max(8, drawn // 8 * 8) if drawn >= 8 and self.random.random() < 0.5 else drawn
-
-
-ON_A_CPU = partial(Sizes, most_batch=64, most_side=64, most_channels=512, most_width=4096, most_length=512)
-ON_A_GPU = partial(Sizes, most_batch=512, most_side=160, most_channels=1024, most_width=8192, most_length=1024)
-MOST_FLOPS = {"cpu": 2e10, "cuda": 1e12}  # of a step
+MOST_FLOPS = {"cpu": 2e10, "cuda": 3e12}  # of a step
 Drawn = tuple[Callable[[], nn.Module], Tensor, Tensor]  # builds it; inputs and targets of one sample
 
 
@@ -92,12 +73,12 @@ def _convolutional(sizes: Sizes) -> Drawn:
         ]
         return [*made, *([partial(norm, outer)] if norm is not None else []), activation]
 
-    width = sizes.size(8, 128)
+    width = sizes.width(8, 128)
     layers += convolve(channels, width, random.choice((3, 3, 5, 7)), random.choice((1, 1, 2)))
     for _ in range(random.randint(1, 4)):
         shape = random.choice(("plain", "plain", "residual", "bottleneck", "separable", "grouped"))
         if shape == "plain":
-            outer = sizes.size(8, sizes.most_channels)
+            outer = sizes.width(8, sizes.most_channels)
             layers += convolve(width, outer, random.choice((1, 3, 3, 5)), random.choice((1, 1, 2)))
             width = outer
         elif shape == "residual":
@@ -110,7 +91,7 @@ def _convolutional(sizes: Sizes) -> Drawn:
             layers.append(partial(_around, inner))
             layers.append(activation)
         elif shape == "separable":
-            outer = sizes.size(8, sizes.most_channels)
+            outer = sizes.width(8, sizes.most_channels)
             layers += convolve(width, width, random.choice((3, 5)), random.choice((1, 2)), groups=width)
             layers += convolve(width, outer, 1)
             width = outer
@@ -129,11 +110,11 @@ def _convolutional(sizes: Sizes) -> Drawn:
 
 
 def _perceptron(sizes: Sizes) -> Drawn:
-    random, inner = sizes.random, sizes.size(16, sizes.most_width)
+    random, inner = sizes.random, sizes.width(16, sizes.most_width)
     layers: list[Callable[[], nn.Module]] = []
     first, activation = inner, random.choice((nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Sigmoid))
     for _ in range(random.randint(1, 5)):
-        outer = sizes.size(16, sizes.most_width // 2)
+        outer = sizes.width(16, sizes.most_width // 2)
         layers.append(partial(nn.Linear, inner, outer, bias=random.random() < 0.8))
         if random.random() < 0.3:
             layers.append(partial(random.choice((nn.BatchNorm1d, nn.LayerNorm)), outer))
@@ -148,7 +129,7 @@ def _perceptron(sizes: Sizes) -> Drawn:
 def _sequence(sizes: Sizes) -> Drawn:
     """Rows of features: norms and perceptrons over features and over places."""
     random, length = sizes.random, sizes.size(8, sizes.most_length // 2)
-    width = sizes.size(16, sizes.most_width // 8)
+    width = sizes.width(16, sizes.most_width // 8)
     activation, drop = random.choice((nn.GELU, nn.GELU, nn.ReLU, nn.SiLU)), random.random() < 0.4
 
     def mix(size: int) -> list[Callable[[], nn.Module]]:

@@ -1,8 +1,10 @@
 """The models of a calibration: those whose kernels it learns from, and those that it is judged on, never the same."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -14,8 +16,24 @@ from ..train.tasks import adamw, sgd
 from .subject import Subject
 from .trace import Platform
 
-IMAGE, LARGE_IMAGE = (3, 32, 32), (3, 96, 96)
 CLASSES, CHARACTERS = 10, 65  # the fewest that a model here has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What people train on such a device: with what keeps a CPU busy, a GPU would only wait for its host."""
+
+    image: tuple[int, int, int]
+    large_image: tuple[int, int, int]
+    width: int  # of a perceptron
+    length: int  # of a text
+    head: int  # numbers in a head of attention
+
+
+SIZES: Mapping[Platform, Sizes] = {
+    "cpu": Sizes(image=(3, 32, 32), large_image=(3, 96, 96), width=512, length=96, head=32),
+    "cuda": Sizes(image=(3, 64, 64), large_image=(3, 224, 224), width=2048, length=256, head=64),
+}
 
 
 class MixerBlock(nn.Module):
@@ -64,36 +82,41 @@ def _mlp(width: int) -> nn.Module:
 
 def learned_from(platform: Platform, autocast: torch.dtype | None = None) -> Iterator[Subject]:
     """Of the zoo."""
+    image, large = SIZES[platform].image, SIZES[platform].large_image
     for name in ("cnn", "lenet", "resnet20", "resnet18", "vgg11", "mlp"):
-        yield _images(name, partial(MODELS[name], IMAGE, 10), IMAGE, platform, autocast)
-    yield _images("resnet18 large", partial(MODELS["resnet18"], LARGE_IMAGE, 100), LARGE_IMAGE, platform, autocast)
+        yield _images(name, partial(MODELS[name], image, 10), image, platform, autocast)
+    yield _images("resnet18 large", partial(MODELS["resnet18"], large, 100), large, platform, autocast)
     yield _text("gpt", partial(GPT, 128, 65), 128, platform, autocast)
     yield _text("wide gpt", partial(GPT, 64, 1000, width=320, heads=5, blocks=1), 64, platform, autocast)
 
 
 def held_out(platform: Platform, autocast: torch.dtype | None = None) -> Iterator[Subject]:
     """Other architectures; kernels that both have are not learned from."""
-    yield _images("cnn3m", partial(MODELS["cnn3m"], IMAGE, 10), IMAGE, platform, autocast)
-    yield _images("resnet8", partial(MODELS["resnet8"], IMAGE, 10), IMAGE, platform, autocast)
-    yield _images("resnet50", partial(MODELS["resnet50"], IMAGE, 10), IMAGE, platform, autocast)
-    yield _images("vgg16", partial(MODELS["vgg16"], IMAGE, 10), IMAGE, platform, autocast)
-    yield _images("mobile", partial(Mobile, 10), IMAGE, platform, autocast)
-    yield _images("mixer", partial(Mixer, 32, 10), IMAGE, platform, autocast)
-    yield _images("deep mlp", _deep_mlp, IMAGE, platform, autocast)
-    yield _text("gpt of 6", partial(GPT, 96, 200, width=192, heads=6, blocks=3), 96, platform, autocast)
+    sizes = SIZES[platform]
+    image, length, head = sizes.image, sizes.length, sizes.head
+    yield _images("cnn3m", partial(MODELS["cnn3m"], image, 10), image, platform, autocast)
+    yield _images("resnet8", partial(MODELS["resnet8"], image, 10), image, platform, autocast)
+    yield _images("resnet50", partial(MODELS["resnet50"], image, 10), image, platform, autocast)
+    yield _images("vgg16", partial(MODELS["vgg16"], image, 10), image, platform, autocast)
+    yield _images("mobile", partial(Mobile, 10), image, platform, autocast)
+    yield _images("mixer", partial(Mixer, image[1], 10), image, platform, autocast)
+    yield _images("deep mlp", partial(_deep_mlp, image, sizes.width), image, platform, autocast)
+    gpt = partial(GPT, length, 200, width=6 * head, heads=6, blocks=3)
+    yield _text("gpt of 6", gpt, length, platform, autocast)
 
 
 def references() -> list[tuple[Subject, int]]:
     """Short steps of many operations of many kinds, in which a CPU shows how fast it is just now, also as the host of a
     GPU: one of small convolutions, one of products of matrices."""
-    images = _images("resnet20", partial(MODELS["resnet20"], IMAGE, 10), IMAGE, "cpu", None)
+    image = SIZES["cpu"].image
+    images = _images("resnet20", partial(MODELS["resnet20"], image, 10), image, "cpu", None)
     text = _text("wide gpt", partial(GPT, 64, 1000, width=320, heads=5, blocks=1), 64, "cpu", None)
     return [(images, 2), (text, 2)]
 
 
-def _deep_mlp() -> nn.Module:
-    layers = [part for _ in range(4) for part in (nn.Linear(512, 512), nn.GELU())]
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 512), *layers, nn.Linear(512, 10))
+def _deep_mlp(image: tuple[int, int, int], width: int) -> nn.Module:
+    layers = [part for _ in range(4) for part in (nn.Linear(width, width), nn.GELU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(image), width), *layers, nn.Linear(width, 10))
 
 
 def _images(name: str, build: Any, shape: tuple[int, ...], platform: Platform, autocast: torch.dtype | None) -> Subject:

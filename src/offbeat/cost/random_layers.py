@@ -1,0 +1,109 @@
+"""random_layers: many random layers in one step, each with an input of its own.
+
+A GPU needs a hundredth of a second for a step, and the profiler a second to tell of it: a step of many layers tells
+more in that time than one of a few. A layer is a convolution or a product of matrices, with the norm and the activation
+that usually come with it; sizes are log-uniform, up to the largest that networks have.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from ..train.task import cross_entropy
+from ..train.tasks import sgd
+from .random_sizes import ON_A_GPU, Sizes
+from .subject import Subject
+
+LAYERS, CLASSES = 24, 10  # of a step
+MOST_FLOPS = 1e11  # of a layer's forward
+MOST_NUMBERS = 1 << 28  # of its input, and of its output
+SIDES, CHANNELS, KERNELS, STRIDES = (4, 128), (8, 2048), (1, 1, 3, 3, 3, 5), (1, 1, 1, 2)
+ROWS, WIDTHS = (1, 1024), (16, 8192)
+ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.GELU, nn.SiLU)
+
+
+class Apart(nn.Module):
+    """Each layer makes a number of its own input, for every sample; the scores are of their sum."""
+
+    def __init__(self, layers: Sequence["Layer"]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(*(build() for build in layer.parts)) for layer in layers)
+        self.head = nn.Linear(1, CLASSES)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        # With a gradient, as what comes from another layer has.
+        made = [layer(x.detach().requires_grad_()) for layer, x in zip(self.layers, inputs, strict=True)]
+        scores: Tensor = self.head(torch.stack([each.flatten(1).mean(1) for each in made], 1).sum(1, keepdim=True))
+        return scores
+
+
+@dataclass(frozen=True)
+class Layer:
+    parts: Sequence[Callable[[], nn.Module]]
+    shape: tuple[int, ...]  # of a sample of its input
+    flops: float  # of a sample, forward
+    numbers: int  # of a sample of its input or of its output
+
+
+def random_layers(
+    *, seed: int, autocast: torch.dtype | None = None, most_bytes: float = math.inf
+) -> Iterator[tuple[Subject, int]]:
+    """Steps for a GPU with a batch size each, without end; the same seed and limit give the same ones."""
+    sizes, number = ON_A_GPU(Random(seed)), 0
+    while True:
+        batch, number = max(2, sizes.size(2, sizes.most_batch)), number + 1
+        layers = [_layer(sizes, batch) for _ in range(LAYERS)]
+        inputs = tuple(torch.zeros(1, *layer.shape, device="meta") for layer in layers)
+        subject = Subject(
+            name=f"random layers {seed}.{number}", model=partial(Apart, layers), loss=cross_entropy,
+            sample=(inputs, torch.zeros(1, dtype=torch.long, device="meta")),
+            optimizer=partial(sgd, learning_rate=0.01), platform="cuda", autocast=autocast, classes=CLASSES,
+        )  # fmt: skip
+        while batch > 2 and subject.at(batch).memory.peak > most_bytes:
+            batch = max(2, batch // 4)
+        yield subject, batch
+
+
+def _layer(sizes: Sizes, batch: int) -> Layer:
+    while True:
+        layer = (_convolution if sizes.random.random() < 0.7 else _product)(sizes)
+        if batch * layer.flops <= MOST_FLOPS and batch * layer.numbers <= MOST_NUMBERS:
+            return layer
+
+
+def _convolution(sizes: Sizes) -> Layer:
+    random = sizes.random
+    side, kernel, stride = sizes.size(*SIDES), random.choice(KERNELS), random.choice(STRIDES)
+    inner, outer, groups = sizes.width(*CHANNELS), sizes.width(*CHANNELS), 1
+    shape = random.random()
+    if shape < 0.1:
+        inner = 3  # an image
+    elif shape < 0.25 and kernel > 1:
+        outer = groups = inner
+    norm = random.choice((nn.BatchNorm2d, nn.BatchNorm2d, nn.BatchNorm2d, None))
+    parts: list[Callable[[], nn.Module]] = [
+        partial(nn.Conv2d, inner, outer, kernel, stride, kernel // 2, groups=groups, bias=random.random() < 0.3),
+        *([partial(norm, outer)] if norm is not None else []),
+        random.choice(ACTIVATIONS),
+    ]
+    places = math.ceil(side / stride) ** 2
+    flops = 2.0 * places * outer * inner / groups * kernel**2
+    return Layer(parts, (inner, side, side), flops, max(side**2 * inner, places * outer))
+
+
+def _product(sizes: Sizes) -> Layer:
+    """Of rows of features, or of a single one, as perceptrons have it."""
+    random = sizes.random
+    rows = 1 if random.random() < 0.3 else sizes.size(*ROWS)
+    inner, outer = sizes.width(*WIDTHS), sizes.width(*WIDTHS)
+    parts: list[Callable[[], nn.Module]] = [
+        *([partial(nn.LayerNorm, inner)] if random.random() < 0.6 else []),
+        partial(nn.Linear, inner, outer, bias=random.random() < 0.8),
+        random.choice(ACTIVATIONS),
+    ]
+    return Layer(parts, (rows, inner) if rows > 1 else (inner,), 2.0 * rows * inner * outer, rows * max(inner, outer))

@@ -1,0 +1,38 @@
+"""Sizes: the numbers of random models and layers, log-uniform, as round as people choose them."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+BLOCKS = (64, 64, 64, 16, 8, 1)  # of channels and features
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Draws the numbers of a model."""
+
+    random: Random
+    most_batch: int
+    most_side: int  # of an image
+    most_channels: int
+    most_width: int  # of what is no image
+    most_length: int  # of a row
+
+    def size(self, low: int, high: int) -> int:
+        """A whole number between two, log-uniform; one in two is a multiple of 8 where it can be, as people choose."""
+        drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
+        return max(8, drawn // 8 * 8) if drawn >= 8 and self.random.random() < 0.5 else drawn
+
+    def width(self, low: int, high: int) -> int:
+        """The same of channels or features, for which people choose round numbers, and libraries have kernels of their
+        own: a multiple of 64 in half of the cases."""
+        drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
+        block = self.random.choice(BLOCKS)
+        while block > drawn:
+            block //= 2
+        return drawn // block * block
+
+
+ON_A_CPU = partial(Sizes, most_batch=64, most_side=64, most_channels=512, most_width=4096, most_length=512)
+ON_A_GPU = partial(Sizes, most_batch=512, most_side=160, most_channels=1024, most_width=8192, most_length=1024)
