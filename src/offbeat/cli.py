@@ -239,7 +239,7 @@ def train(device: str | None, port: int | None, **given: Any) -> None:
 @click.option(
     "--device",
     metavar="NAME|FILE.json",
-    help="compute time of a step by a profile instead, as in plan: h100, a100, l4, cpu2, or a file of calibrate",
+    help="compute time of a step by a profile instead, as in plan: h100, a100, l4, cpu1, cpu2, or a file of calibrate",
 )
 @click.option(
     "--link", default="1gbit", show_default=True, help="bandwidth of each node, both ways at once: 100mbit, 10gbit"
@@ -413,7 +413,7 @@ def compare(**given: Any) -> None:
     default="h100",
     show_default=True,
     metavar="NAME|FILE.json",
-    help="a profile: a100, h100, h200, l4, rtx4090, cpu2, ..., or a file written by calibrate",
+    help="a profile: a100, h100, h200, l4, rtx4090, cpu1, cpu2, ..., or a file written by calibrate",
 )
 @click.option("--nodes", type=int, default=8, show_default=True)
 @click.option("--workers-per-node", type=int, default=8, show_default=True)

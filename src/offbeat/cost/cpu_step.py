@@ -13,6 +13,7 @@ from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
 WARM, FEWEST, MOST, SECONDS = 2, 4, 16, 0.5  # turns of a visit
+LONG_SECONDS = 0.1  # of a step: the two before have warmed all that there is
 
 
 class Timed(EachCall):  # type: ignore[no-untyped-call]
@@ -45,8 +46,9 @@ def visit(
         step()
     whole, beside = list[tuple[float, float, float]](), list[float]()
     calls = [CallTimes(own) for own in recorder.places]
+    warm = WARM if _seconds_of(step) < LONG_SECONDS else 0
     began = time.perf_counter()
-    for turn in range(-WARM, most):
+    for turn in range(-warm, most):
         timed = Timed(split=turn % 2 == 0)
         reference()
         reference_taken = _seconds_of(reference)

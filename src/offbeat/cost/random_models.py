@@ -24,7 +24,7 @@ from .trace import Platform
 CLASSES, FEWEST_CHARACTERS = 10, 30
 
 
-MOST_FLOPS = {"cpu": 2e10, "cuda": 3e12}  # of a step
+MOST_FLOPS = {"cpu": 1e10, "cuda": 3e12}  # of a step; on a CPU, for each thread
 Drawn = tuple[Callable[[], nn.Module], Tensor, Tensor]  # builds it; inputs and targets of one sample
 
 
@@ -167,7 +167,8 @@ def random_models(
     most_bytes: float = math.inf,
 ) -> Iterator[tuple[Subject, int]]:
     """Models with a batch size each, without end; the same seed and limits give the same ones."""
-    most_flops = MOST_FLOPS[platform] if most_flops is None else most_flops
+    if most_flops is None:
+        most_flops = MOST_FLOPS[platform] * (torch.get_num_threads() if platform == "cpu" else 1)
     sizes = (ON_A_CPU if platform == "cpu" else ON_A_GPU)(Random(seed))
     number = 0
     while True:
