@@ -1,10 +1,11 @@
 """A shared CPU is not always as fast. Which correction by the calibration's references makes steps most alike?
 
-    python benchmarks/findings/speed_of_the_moment.py [--minutes 5]
+    OMP_NUM_THREADS=2 python benchmarks/findings/speed_of_the_moment.py [--minutes 5]
 
-Steps of a few models and of the references, in turns. Printed is the spread (standard deviation over median) of each
-model's step: as the clock said; divided by the references' speed, as calibrate and cost_accuracy.py do; and less what
-the references took longer than usual, by the number of operations, as if every operation cost a little more.
+Steps of a few models and of the references, in turns. Printed are the tenths of each model's steps, from the shortest
+to the longest (two threads may have two speeds), and the spread (standard deviation over median): as the clock said;
+divided by the references' speed, as calibrate and cost_accuracy.py do; and less what the references took longer than
+usual, by the number of operations, as if every operation cost a little more.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def main() -> None:
         less = [each - share * (reference - usual) for each, reference in pairs]
         print(
             f"{name:>9} batch {batch:>2}, {1e3 * statistics.median(seconds):6.1f} ms: spread {spread(seconds):.1%}, "
-            f"divided {spread(divided):.1%}, less by operations {spread(less):.1%}"
+            f"divided {spread(divided):.1%}, less by operations {spread(less):.1%}; tenths {tenths(seconds)}"
         )
 
 
@@ -65,6 +66,10 @@ def median_seconds(step: Callable[[], object]) -> float:
         step()
         found.append(time.perf_counter() - began)
     return statistics.median(found)
+
+
+def tenths(values: list[float]) -> str:
+    return " ".join(f"{1e3 * each:.3g}" for each in statistics.quantiles(values, n=10))
 
 
 def spread(values: list[float]) -> float:
