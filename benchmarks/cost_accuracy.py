@@ -37,6 +37,7 @@ from offbeat.malloc import keep_freed_memory
 from offbeat.report.table import human_seconds, percent
 
 BATCHES = {"cpu": (2, 8, 16, 32), "cuda": (16, 64, 128, 256)}
+MOST_MEMORY = 0.9  # of the device's
 WANTED_MEAN, WANTED_WORST, WANTED_OPS = 0.05, 0.12, 0.12
 
 
@@ -109,6 +110,9 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, s
     cases: dict[tuple[str, int], tuple[Subject, Row]] = {}
     for subject in held_out(profile.platform, autocast):
         for batch in BATCHES[profile.platform]:
+            if subject.at(batch).memory.peak > MOST_MEMORY * profile.device.memory_bytes:
+                print(f"{subject.name} at batch {batch} is left out: it does not fit into the device's memory")
+                continue
             row = Row(
                 subject.name, batch, predict(subject.at(batch), profile).time.seconds,
                 predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], [], [], [],

@@ -52,7 +52,7 @@ def test_profile_of_another_setup_is_not_added_to(tmp_path: Path) -> None:
         profile_at(path, device)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 4, "device": "x", "steps": {}, "kernels": [{}]}'])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 5, "device": "x", "steps": {}, "kernels": [{}]}'])
 def test_files_that_are_no_profile_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(text)
@@ -63,5 +63,5 @@ def test_files_that_are_no_profile_are_refused(tmp_path: Path, text: str) -> Non
 def test_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"version": 0}')
-    with pytest.raises(BadInput, match="is of version 0, not 4: delete it, and calibrate again"):
+    with pytest.raises(BadInput, match="is of version 0, not 5: delete it, and calibrate again"):
         Profile.load(path)

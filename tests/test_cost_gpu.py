@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,31 +101,37 @@ def test_random_models_fit_into_the_memory() -> None:
     assert max(peaks(100e6), default=0) <= 100e6
 
 
-def turns_of(host_seconds: float, device_seconds: float) -> list[Turn]:
-    """On a host that is half as fast again in every second turn."""
+def turns_of(host_seconds: float, device_seconds: float, speeds: Sequence[tuple[float, float]]) -> list[Turn]:
+    """On a host that is so many times as slow in each turn; the second number is what disturbs the step alone."""
     return [
         Turn(
-            0.01 * times,
-            max(host_seconds * times, device_seconds),
-            (0.5 * host_seconds * times, 0.4 * host_seconds * times, 0.1 * host_seconds * times),
+            0.01 * slow,
+            max(host_seconds * slow * disturbed, device_seconds),
+            (0.5 * host_seconds * slow, 0.4 * host_seconds * slow, 0.1 * host_seconds * slow),
         )
-        for times in (1.0, 1.5, 1.5, 1.0, 1.5)
+        for slow, disturbed in speeds
     ]
 
 
 def test_a_step_that_waits_for_the_host_is_timed_at_one_speed() -> None:
-    usual = at_one_speed(turns_of(0.004, 0.001), 0.001)
+    """Each turn is brought to it from the speed that the host had just then; the medians as they are would be 6 ms."""
+    usual = at_one_speed(turns_of(0.004, 0.001, [(1, 1.2), (1, 1.2), (1.5, 1), (1.5, 1), (1.5, 1.2)]), 0.001)
     assert usual.reference == pytest.approx(0.015)
-    assert usual.whole == pytest.approx(0.006)
+    assert usual.whole == pytest.approx(0.0072)
     assert usual.phases == pytest.approx((0.003, 0.0024, 0.0006))
-    for one in turns_of(0.004, 0.001):  # each alone says the same for its own speed
-        assert one.whole / one.reference == pytest.approx(usual.whole / usual.reference)
 
 
-def test_a_step_that_waits_for_the_device_takes_as_long_at_every_speed() -> None:
-    usual = at_one_speed(turns_of(0.004, 0.02), 0.02)
+@pytest.mark.parametrize("slow", [1.5, 4.0])
+def test_a_step_that_waits_for_the_device_takes_as_long_at_every_speed(slow: float) -> None:
+    usual = at_one_speed(turns_of(0.004, 0.02, [(1, 1), (1, 1), (slow, 1), (slow, 1)]), 0.02)
     assert usual.whole == pytest.approx(0.02)
-    assert sum(usual.phases) == pytest.approx(0.006)
+    assert sum(usual.phases) == pytest.approx(0.004 * (1 + slow) / 2)
+
+
+def test_a_step_may_wait_for_the_device_in_one_turn_and_for_the_host_in_the_next() -> None:
+    """At the speed between, it waits for neither much."""
+    usual = at_one_speed(turns_of(0.004, 0.005, [(1, 1), (1.5, 1), (1, 1), (1.5, 1)]), 0.005)
+    assert usual.whole == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
@@ -138,8 +144,8 @@ def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks
     parts = Counter(kernel.part for kernel in convolutions)
     assert parts["input"] == parts["weight"] == parts[""] > LAYERS
     weights = [kernel.tensor("weight") for kernel in convolutions if not kernel.part]
-    round_ones = [weight for weight in weights if weight is not None and weight.shape[0] % 64 == 0]
-    assert 0.25 < len(round_ones) / len(weights) < 0.75
+    round_ones = [weight for weight in weights if weight is not None and not any(n % 64 for n in weight.shape[:2])]
+    assert 0.2 < len(round_ones) / len(weights) < 0.7
 
 
 def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:
@@ -150,5 +156,7 @@ def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:
     free = drawn(0)
     assert free == drawn(0) != drawn(1)
     limit = 0.5 * max(peak for _, peak in free)
-    assert all(batch == 2 or peak <= limit for batch, peak in drawn(0, limit))
-    assert any(peak > limit for _, peak in free)
+    fitting = drawn(0, limit)
+    assert all(batch == 2 or peak <= limit for batch, peak in fitting)
+    for (batch, peak), (smaller, _) in zip(free, fitting, strict=True):
+        assert smaller < batch if peak > limit else smaller == batch

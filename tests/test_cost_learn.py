@@ -170,6 +170,23 @@ def test_features_know_the_sizes_of_matrices_and_filters() -> None:
     assert dims(product, 4) == [2, 5, 12 * 49, 1]
 
 
+def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
+    def found(model: nn.Module, kind: str) -> list[float]:
+        inputs = torch.zeros(3, 8, 5, 4)
+        step = trace(lambda: model, inputs, None, loss=lambda out, _: out.sum(), optimizer=partial(SGD, lr=0.1))
+        return features(next(op.kernel for op in step.ops if op.kind == kind))
+
+    first, even = NAMES.index("dim0"), NAMES.index("even_in")
+    for model, kind in ((nn.BatchNorm2d(8), "batch_norm"), (nn.LayerNorm(4), "row_norm")):
+        own = found(model, kind)
+        sizes = [round(math.exp(value)) - 1 for value in own[first : first + 6]]
+        assert sizes == [3, 8, 20, 60, 120, 4]  # samples, channels, places, numbers of a channel, rows, their length
+        assert own[even:] == [3.0, 2.0]  # 8 channels, 20 places
+    own = found(nn.BatchNorm2d(8), "reduction")
+    assert [round(math.exp(value)) - 1 for value in own[first : first + 2]] == [1, 480]
+    assert own[first + 2 : first + 4] == [0.0, 0.0]
+
+
 def test_speeds_are_those_that_the_fastest_kernels_reach() -> None:
     device = measured_device("x", timings(), memory_bytes=1, dispatch_seconds=0.0)
     assert device.flops_per_second[torch.float32] == pytest.approx(1e11, rel=0.3)

@@ -242,6 +242,15 @@ def test_visits_are_kept_and_go_on(tmp_path: Path) -> None:
     assert not visit_models(cases, tmp_path / "none", references=references()[:1], at_most_seconds=-1.0).steps
 
 
+def test_what_does_not_fit_into_the_memory_is_not_visited(tmp_path: Path) -> None:
+    subject = next(learned_from("cpu"))
+    cases = [(subject, 2), (subject, 8)]
+    small, large = (subject.at(batch).memory.peak for _, batch in cases)
+    assert small < large
+    found = visit_models(cases, tmp_path / "part", references=[], visiting=ONCE, most_bytes=small)
+    assert list(found.steps) == [f"{subject.name}, batch 2"]
+
+
 def test_models_that_must_be_seen_take_turns_with_random_ones() -> None:
     def endless() -> Iterator[Case]:
         for number in itertools.count():

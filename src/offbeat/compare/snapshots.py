@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..train.task import Task, evaluate
 
-TEST_SAMPLES = 2000  # of the points along the way, on a CPU; the last one is on all
+TEST_SAMPLES = 2000  # of the points along the way, on a CPU; on a GPU, and for the last one, all
+AT_ONCE = {"cpu": 128, "cuda": 1000}  # samples
 MOST_HELD_NBYTES = 12 << 30  # of all workers' copies, who may share a GPU, before they are written after all
 
 
@@ -60,7 +61,7 @@ def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]
     found = sorted(_read_all(folder), key=lambda snapshot: snapshot.seconds)
     latest: dict[int, _Snapshot] = {}
     device = next(model.parameters()).device
-    quick, at_once = (task, 1000) if device.type == "cuda" else (_first_samples_of(task), 128)
+    quick = task if device.type == "cuda" else _first_samples_of(task)
     last = {rank: max(s.number for s in found if s.rank == rank) for rank in {s.rank for s in found}}
     points: list[Point] = []
     for snapshot in found:
@@ -68,7 +69,7 @@ def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]
         over = all(latest.get(rank) and latest[rank].number == last[rank] for rank in last)
         if len(latest) == ranks and (snapshot.rank == 0 or over):
             load_flat(model, torch.stack([s.x(device) for s in latest.values()]).mean(0))
-            accuracy, loss = evaluate(model, task if over else quick, batch=at_once)
+            accuracy, loss = evaluate(model, task if over else quick, batch=AT_ONCE[device.type])
             points.append(Point(snapshot.seconds, sum(s.step for s in latest.values()) / ranks, accuracy, loss))
     return points
 

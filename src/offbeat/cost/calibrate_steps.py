@@ -36,11 +36,12 @@ def visit_models(
     *,
     references: Iterable[Case],
     device: torch.device = CPU,
+    most_bytes: float = inf,
     at_most_seconds: float = inf,
     progress: Progress | None = None,
     visiting: Visiting = visit,
 ) -> Profile:
-    """Visit the models into the profile at `path`; those that it has already are not visited again."""
+    """Visit the models into the profile at `path`: those that it has not already, and that need no more memory."""
     began = saved = time.monotonic()
     profile = profile_at(path, device)
     beside = one_after_the_other(references, device)
@@ -48,7 +49,8 @@ def visit_models(
         if time.monotonic() - began > at_most_seconds:
             break
         name = case_name(subject, batch)
-        if name not in profile.steps and name not in profile.unlike:
+        known = name in profile.steps or name in profile.unlike
+        if not known and subject.at(batch).memory.peak <= most_bytes:
             found = visiting(RealStep(subject, batch, device), beside)
             if _like(subject.at(batch), found):
                 _add(profile, name, subject.at(batch), found, subject.platform)

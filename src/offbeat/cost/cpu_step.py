@@ -13,7 +13,7 @@ from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
 WARM, FEWEST, MOST, SECONDS = 2, 4, 16, 0.5  # turns of a visit
-LONG_SECONDS = 0.1  # of a step: the two before have warmed all that there is
+LONG_SECONDS = 0.1  # of a step: those before the first turn have warmed all that there is
 
 
 class Timed(EachCall):  # type: ignore[no-untyped-call]

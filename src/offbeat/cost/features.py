@@ -113,7 +113,7 @@ def _blocks(kernel: Kernel) -> list[float]:
 
 
 def _reduction(kernel: Kernel) -> list[float]:
-    """Sums, the numbers of each, and whether the first and the last dimension are summed over."""
+    """Sums, the numbers of each, and whether the first and the last dimension are as long as before."""
     shape = _largest(kernel)
     made = (kernel.outputs or kernel.inputs)[0].shape or (1,)
     kept = [float(made[place] == shape[place]) for place in (0, -1)]

@@ -27,13 +27,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..errors import OffbeatError
 from .real_step import RealStep
-from .visits import Calls, CallTimes, EachCall, Visit, medians
+from .visits import Calls, CallTimes, EachCall, Visit, medians, slower_host
 
 MARK = "offbeat call "
-WARM, TURNS = 3, 8  # the first are not timed
-SET_SECONDS, FEWEST, MOST = 0.03, 3, 100  # of the steps that a turn makes back to back
-ALONE = 3  # steps of the host in a turn
-MUCH_LONGER = 1.15  # a step than what the device does: it waits for the host
+WARM = 3  # steps before any is timed
+TURNS, FEWEST_TURNS, TURNS_SECONDS = 8, 3, 2.0  # after so many seconds there are no more than the fewest
+SET_SECONDS, FEWEST, MOST = 0.03, 3, 100  # of the steps that a turn makes back to back: how long, how many
+ALONE = 3  # steps of a turn in which the host has the device to itself
 SPLIT_IN_TURN = (True, False)  # of the profiled steps
 FEWEST_SEEN = 0.8  # of a step's operations: a few stay on the host
 COVER_CYCLES, TINY_KERNELS = 5_000_000, 300  # a pause of about 3 ms, while the host queues tiny kernels behind it
@@ -84,7 +84,9 @@ def _visit(step: RealStep, reference: Callable[[], None], turns: int) -> Visit:
     with recorder:
         step()
     count = max(FEWEST, min(MOST, round(SET_SECONDS / _back_to_back(step, FEWEST))))
-    made = [_turn(step, reference, count) for _ in range(turns)]
+    made, began = list[Turn](), time.perf_counter()
+    while len(made) < min(turns, FEWEST_TURNS) or (len(made) < turns and time.perf_counter() - began < TURNS_SECONDS):
+        made.append(_turn(step, reference, count))
     calls = [CallTimes(own) for own in recorder.places]
     for split in SPLIT_IN_TURN:
         marked = Marked(split=split)
@@ -103,9 +105,10 @@ def at_one_speed(turns: Sequence[Turn], device_seconds: float) -> Turn:
     usual = statistics.median(turn.reference for turn in turns)
     shares = [usual / turn.reference for turn in turns]
     phases = [_slower(turn.phases, share) for turn, share in zip(turns, shares, strict=True)]
-    whole = [turn.whole for turn in turns]
-    if statistics.median(whole) > MUCH_LONGER * device_seconds:
-        whole = [seconds * share for seconds, share in zip(whole, shares, strict=True)]
+    whole = [
+        slower_host(turn.whole, sum(turn.phases), device_seconds, share)
+        for turn, share in zip(turns, shares, strict=True)
+    ]
     return Turn(usual, statistics.median(whole), medians(phases))
 
 

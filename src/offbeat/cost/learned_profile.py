@@ -38,7 +38,7 @@ BATCHES = {"cpu": (2, 8, 32), "cuda": (4, 32, 256)}
 VISITING: Mapping[Platform, Visiting] = {"cpu": visit, "cuda": visit_on_gpu}
 LOCAL = {"cpu": Link(bytes_per_second=5e9, seconds=2e-5), "cuda": Link(bytes_per_second=32e9, seconds=5e-6)}
 BAND_OF_THE_REST = (0.5, 2.0)  # classes that were not measured
-MOST_MEMORY = 0.4  # of the device's, for a random model
+MOST_MEMORY = 0.4  # of the device's, for a model
 
 Step = Callable[[str, int, int], None]  # what is done now, how much of it, of how much (0: what there is time for)
 
@@ -66,8 +66,13 @@ class Calibration:
         each = [models(self.platform, precision) for precision in self.precisions]
         return [(subject, batch) for subjects in zip(*each, strict=True) for batch in batches for subject in subjects]
 
+    @property
+    def most_bytes(self) -> float:
+        """Of a model in training."""
+        return MOST_MEMORY * _memory_of(self.device)
+
     def random_cases(self) -> Iterator[Case]:
-        most = MOST_MEMORY * _memory_of(self.device)
+        most = self.most_bytes
         each = [
             random_models(seed=self.seed, platform=self.platform, autocast=own, most_bytes=most)
             for own in self.precisions
@@ -146,6 +151,7 @@ def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) ->
         kernels_file(how.path),
         references=references(),
         device=how.device,
+        most_bytes=how.most_bytes,
         at_most_seconds=end - time.monotonic(),
         progress=lambda number, _case: step("real steps", number, 0),
         visiting=how.visiting or VISITING[how.platform],

@@ -79,7 +79,8 @@ def _layer(sizes: Sizes, batch: int) -> Layer:
 def _convolution(sizes: Sizes) -> Layer:
     random = sizes.random
     side, kernel, stride = sizes.size(*SIDES), random.choice(KERNELS), random.choice(STRIDES)
-    inner, outer, groups = sizes.width(*CHANNELS), sizes.width(*CHANNELS), 1
+    block = sizes.block()
+    inner, outer, groups = sizes.width(*CHANNELS, block), sizes.width(*CHANNELS, block), 1
     shape = random.random()
     if shape < 0.1:
         inner = 3  # an image
@@ -100,7 +101,8 @@ def _product(sizes: Sizes) -> Layer:
     """Of rows of features, or of a single one, as perceptrons have it."""
     random = sizes.random
     rows = 1 if random.random() < 0.3 else sizes.size(*ROWS)
-    inner, outer = sizes.width(*WIDTHS), sizes.width(*WIDTHS)
+    block = sizes.block()
+    inner, outer = sizes.width(*WIDTHS, block), sizes.width(*WIDTHS, block)
     parts: list[Callable[[], nn.Module]] = [
         *([partial(nn.LayerNorm, inner)] if random.random() < 0.6 else []),
         partial(nn.Linear, inner, outer, bias=random.random() < 0.8),

@@ -166,7 +166,7 @@ def random_models(
     most_flops: float | None = None,
     most_bytes: float = math.inf,
 ) -> Iterator[tuple[Subject, int]]:
-    """Models with a batch size each, without end; the same seed and limits give the same ones."""
+    """Models with a batch size each, without end; the same seed, limits and threads give the same ones."""
     if most_flops is None:
         most_flops = MOST_FLOPS[platform] * (torch.get_num_threads() if platform == "cpu" else 1)
     sizes = (ON_A_CPU if platform == "cpu" else ON_A_GPU)(Random(seed))

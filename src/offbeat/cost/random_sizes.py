@@ -24,13 +24,17 @@ class Sizes:
         drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
         return max(8, drawn // 8 * 8) if drawn >= 8 and self.random.random() < 0.5 else drawn
 
-    def width(self, low: int, high: int) -> int:
-        """The same of channels or features, for which people choose round numbers, and libraries have kernels of their
-        own: a multiple of 64 in half of the cases."""
-        drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
-        block = self.random.choice(BLOCKS)
-        while block > drawn:
+    def block(self) -> int:
+        """What the channels or features of a layer are multiples of: 64 in half of the cases. People choose round
+        numbers, and libraries have kernels of their own for them."""
+        return self.random.choice(BLOCKS)
+
+    def width(self, low: int, high: int, block: int | None = None) -> int:
+        """Of channels or features: a multiple of a block, if there is one between the two."""
+        block = self.block() if block is None else block
+        while block > high:
             block //= 2
+        drawn = round(math.exp(self.random.uniform(math.log(max(low, block)), math.log(high))))
         return drawn // block * block
 
 

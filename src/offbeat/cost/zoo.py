@@ -20,7 +20,7 @@ CLASSES, CHARACTERS = 10, 65  # the fewest that a model here has
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Scale:
     """What people train on such a device: with what keeps a CPU busy, a GPU would only wait for its host."""
 
     image: tuple[int, int, int]
@@ -30,9 +30,9 @@ class Sizes:
     head: int  # numbers in a head of attention
 
 
-SIZES: Mapping[Platform, Sizes] = {
-    "cpu": Sizes(image=(3, 32, 32), large_image=(3, 96, 96), width=512, length=96, head=32),
-    "cuda": Sizes(image=(3, 64, 64), large_image=(3, 224, 224), width=2048, length=256, head=64),
+SCALES: Mapping[Platform, Scale] = {
+    "cpu": Scale(image=(3, 32, 32), large_image=(3, 96, 96), width=512, length=96, head=32),
+    "cuda": Scale(image=(3, 64, 64), large_image=(3, 224, 224), width=2048, length=256, head=64),
 }
 
 
@@ -82,7 +82,7 @@ def _mlp(width: int) -> nn.Module:
 
 def learned_from(platform: Platform, autocast: torch.dtype | None = None) -> Iterator[Subject]:
     """Of the zoo."""
-    image, large = SIZES[platform].image, SIZES[platform].large_image
+    image, large = SCALES[platform].image, SCALES[platform].large_image
     for name in ("cnn", "lenet", "resnet20", "resnet18", "vgg11", "mlp"):
         yield _images(name, partial(MODELS[name], image, 10), image, platform, autocast)
     yield _images("resnet18 large", partial(MODELS["resnet18"], large, 100), large, platform, autocast)
@@ -92,15 +92,15 @@ def learned_from(platform: Platform, autocast: torch.dtype | None = None) -> Ite
 
 def held_out(platform: Platform, autocast: torch.dtype | None = None) -> Iterator[Subject]:
     """Other architectures; kernels that both have are not learned from."""
-    sizes = SIZES[platform]
-    image, length, head = sizes.image, sizes.length, sizes.head
+    scale = SCALES[platform]
+    image, length, head = scale.image, scale.length, scale.head
     yield _images("cnn3m", partial(MODELS["cnn3m"], image, 10), image, platform, autocast)
     yield _images("resnet8", partial(MODELS["resnet8"], image, 10), image, platform, autocast)
     yield _images("resnet50", partial(MODELS["resnet50"], image, 10), image, platform, autocast)
     yield _images("vgg16", partial(MODELS["vgg16"], image, 10), image, platform, autocast)
     yield _images("mobile", partial(Mobile, 10), image, platform, autocast)
     yield _images("mixer", partial(Mixer, image[1], 10), image, platform, autocast)
-    yield _images("deep mlp", partial(_deep_mlp, image, sizes.width), image, platform, autocast)
+    yield _images("deep mlp", partial(_deep_mlp, image, scale.width), image, platform, autocast)
     gpt = partial(GPT, length, 200, width=6 * head, heads=6, blocks=3)
     yield _text("gpt of 6", gpt, length, platform, autocast)
 
@@ -108,7 +108,7 @@ def held_out(platform: Platform, autocast: torch.dtype | None = None) -> Iterato
 def references() -> list[tuple[Subject, int]]:
     """Short steps of many operations of many kinds, in which a CPU shows how fast it is just now, also as the host of a
     GPU: one of small convolutions, one of products of matrices."""
-    image = SIZES["cpu"].image
+    image = SCALES["cpu"].image
     images = _images("resnet20", partial(MODELS["resnet20"], image, 10), image, "cpu", None)
     text = _text("wide gpt", partial(GPT, 64, 1000, width=320, heads=5, blocks=1), 64, "cpu", None)
     return [(images, 2), (text, 2)]
