@@ -201,6 +201,18 @@ def profile_with(model: KernelModel) -> DeviceProfile:
     )  # fmt: skip
 
 
+def test_a_precision_that_was_not_measured_is_estimated_by_roofline() -> None:
+    subject = find_subject("mlp", platform="cpu", bf16=True)
+    only_float32 = profile_with(learned())
+    assert torch.bfloat16 not in DEVICE.flops_per_second
+    prediction = predict(subject.at(8), only_float32)
+    assert "matmul" in prediction.estimated
+    assert not predict(find_subject("mlp", platform="cpu").at(8), only_float32).estimated
+    rates = {**DEVICE.flops_per_second, torch.bfloat16: DEVICE.flops_per_second[torch.float32]}
+    both = replace(only_float32, device=replace(DEVICE, flops_per_second=rates))
+    assert not predict(subject.at(8), both).estimated
+
+
 def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
     from offbeat.cost.plan import Question, plan
     from offbeat.cost.wires import Wires

@@ -13,6 +13,8 @@ from functools import cached_property
 from math import exp
 from typing import Literal
 
+import torch
+
 from .buckets import in_buckets
 from .device_profile import DeviceProfile
 from .kernel import Kernel
@@ -74,7 +76,7 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
     kernels = list(dict.fromkeys(op.kernel for op in step.ops))
     corrections = profile.kernels.corrections(kernels) if profile.kernels is not None else [None] * len(kernels)
     known = {
-        kernel: _op_time(kernel, profile.device, correction)
+        kernel: _op_time(kernel, profile.device, correction if _was_measured(kernel, profile.device) else None)
         for kernel, correction in zip(kernels, corrections, strict=True)
     }
     ops = tuple(known[op.kernel] for op in step.ops)
@@ -86,6 +88,11 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
         issuing = every if profile.host is None else profile.host.seconds_of(step.ops)
         time = time_step(step, [op.seconds for op in ops], issuing)
     return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile), profile=profile)
+
+
+def _was_measured(kernel: Kernel, device: Device) -> bool:
+    """What was learned of float32 says nothing of 16 bits, for which libraries have other kernels."""
+    return kernel.dtype not in (torch.bfloat16, torch.float16) or kernel.dtype in device.flops_per_second
 
 
 def _op_time(kernel: Kernel, device: Device, correction: float | None) -> OpTime:
