@@ -22,8 +22,6 @@ from .subject import Subject
 from .trace import Platform
 
 CLASSES, FEWEST_CHARACTERS = 10, 30
-
-
 MOST_FLOPS = {"cpu": 1e10, "cuda": 3e12}  # of a step; on a CPU, for each thread
 Drawn = tuple[Callable[[], nn.Module], Tensor, Tensor]  # builds it; inputs and targets of one sample
 
