@@ -279,6 +279,12 @@ def test_a_rival_without_that_function_is_told(tmp_path: Path) -> None:
         find_contestant(f"{tmp_path}/rival.py:nothing")
 
 
+def test_a_rival_whose_package_is_missing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rival.py").write_text("import no_such_package\n" + RIVAL)
+    with pytest.raises(BadInput, match=r"cannot be run \(No module named 'no_such_package'\): install"):
+        find_contestant(f"{tmp_path}/rival.py:train")
+
+
 def test_flat_and_back() -> None:
     one, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     one(torch.randn(8, 4))

@@ -1,11 +1,13 @@
 """What can be said of a GPU without one: whose kernels are whose, where its threads run, and how it is traced."""
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offbeat.cost import trace
-from offbeat.cost.gpu_step import MARK, Marked, Turn, at_one_speed, on_one_core
+from offbeat.cost.counts import flops_of
+from offbeat.cost.features import NAMES, features
+from offbeat.cost.gpu_step import FEWEST_TURNS, MARK, TURNS, Marked, Turn, _enough, at_one_speed, on_one_core
+from offbeat.cost.random_layers import BUSY_FLOPS as BUSY_FLOPS_OF_A_LAYER
 from offbeat.cost.random_layers import LAYERS, random_layers
-from offbeat.cost.random_models import random_models
+from offbeat.cost.random_models import BUSY_FLOPS, MOST_BATCH, random_models
+from offbeat.cost.random_sizes import ON_A_GPU
 
 
 @dataclass
@@ -101,6 +107,22 @@ def test_random_models_fit_into_the_memory() -> None:
     assert max(peaks(100e6), default=0) <= 100e6
 
 
+def test_random_models_of_all_sorts_keep_a_gpu_busy_or_wait_for_the_host() -> None:
+    busy, waiting = Counter[int](), Counter[int]()  # by the dimensions of their inputs
+    for subject, batch in itertools.islice(random_models(seed=0, platform="cuda"), 30):
+        kept_busy = subject.at(batch).flops >= BUSY_FLOPS or batch == MOST_BATCH
+        (busy if kept_busy else waiting)[subject.sample[0].dim()] += 1
+    assert {2, 4} <= set(busy) & set(waiting)  # rows of features or characters, and images
+    assert 8 < busy.total() < 24
+
+
+def test_half_of_the_batches_are_powers_of_two() -> None:
+    sizes = ON_A_GPU(Random(0))
+    batches = [sizes.batch() for _ in range(400)]
+    assert set(batches) <= set(range(2, sizes.most_batch + 1))
+    assert 0.45 < sum(batch & (batch - 1) == 0 for batch in batches) / len(batches) < 0.7
+
+
 def turns_of(host_seconds: float, device_seconds: float, speeds: Sequence[tuple[float, float]]) -> list[Turn]:
     """On a host that is so many times as slow in each turn; the second number is what disturbs the step alone."""
     return [
@@ -134,6 +156,14 @@ def test_a_step_may_wait_for_the_device_in_one_turn_and_for_the_host_in_the_next
     assert usual.whole == pytest.approx(0.005)
 
 
+def test_turns_go_on_as_long_as_the_host_matters() -> None:
+    host, device = turns_of(0.004, 0.001, [(1, 1)]), turns_of(0.001, 0.004, [(1, 1)])
+    assert _enough([], TURNS, 0.0) == _enough(host, TURNS, 0.1) == _enough([*device, *host], TURNS, 0.1) == TURNS
+    assert _enough(host, TURNS, 5.0) == FEWEST_TURNS
+    assert _enough(host, 2, 5.0) == _enough(host, 2, 0.1) == 2
+    assert _enough(device, TURNS, 0.1) == 1
+
+
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks(
     autocast: torch.dtype | None,
@@ -146,6 +176,10 @@ def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks
     weights = [kernel.tensor("weight") for kernel in convolutions if not kernel.part]
     round_ones = [weight for weight in weights if weight is not None and not any(n % 64 for n in weight.shape[:2])]
     assert 0.2 < len(round_ones) / len(weights) < 0.7
+    attentions = [op.kernel for step in steps for op in step.of("forward") if op.kind == "attention"]
+    assert len({features(kernel)[NAMES.index("dim1")] for kernel in attentions}) > 1  # of several lengths
+    large = [kernel for kernel in convolutions if not kernel.part and flops_of(kernel) >= BUSY_FLOPS_OF_A_LAYER]
+    assert len(large) > 0.5 * len(weights)
 
 
 def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:

@@ -18,10 +18,20 @@ from offbeat.cost import Device, Kernel, TracedStep, trace
 from offbeat.cost.counts import bytes_of
 from offbeat.cost.cpu_step import visit
 from offbeat.cost.device_profile import DeviceProfile, load_profile
-from offbeat.cost.features import NAMES, features
+from offbeat.cost.features import NAMES, class_of, features
 from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
 from offbeat.cost.kernel_model import LEAST_ERROR, KernelModel
-from offbeat.cost.learn import judge, learn_kernels, learned_from_only, measured_device
+from offbeat.cost.learn import (
+    FEWEST,
+    MOST,
+    Judged,
+    _best,
+    _some,
+    judge,
+    learn_kernels,
+    learned_from_only,
+    measured_device,
+)
 from offbeat.cost.learned_profile import Calibration, judged_kernels, kernels_file, learned_profile
 from offbeat.cost.measured_collectives import measured_all_reduces
 from offbeat.cost.predict import predict
@@ -83,11 +93,55 @@ def learned() -> KernelModel:
 
 def test_what_is_learned_beats_the_roofline_on_models_not_seen() -> None:
     said = learned().held_out
-    assert said["kept"] in ("mlp", "trees", "both")
-    assert said[said["kept"]]["mean"] == min(said[way]["mean"] for way in ("mlp", "trees", "both"))
+    ways = ("mlp", "trees", "both", "each")
+    assert said["kept"] in ways
+    assert said[said["kept"]]["mean"] == min(said[way]["mean"] for way in ways)
     assert said[said["kept"]]["mean"] < 0.05
     assert said["roofline"]["mean"] > 0.2
     assert set(said["mlp"]["models"]) == {"100", "300"}
+
+
+def test_every_class_may_be_learned_in_its_own_way() -> None:
+    """As far as held-out models say something of a class; else in the way that is best for the models."""
+    judged = {"mlp": Judged({"x": 0.3}, {"a": 0.1, "b": 0.3}), "trees": Judged({"x": 0.2}, {"a": 0.2, "b": 0.1}),
+              "both": Judged({"x": 0.1}, {"a": 0.15, "b": 0.2})}  # fmt: skip
+    assert [_best(name, judged) for name in "abc"] == ["mlp", "trees", "both"]
+
+
+def convolutions_of(model: nn.Module, channels: int) -> list[Kernel]:
+    step = trace(
+        lambda: model, torch.zeros(2, channels, 8, 8), None, loss=lambda out, _: out.sum(),
+        optimizer=partial(SGD, lr=0.1),
+    )  # fmt: skip
+    return [op.kernel for op in step.ops if op.kind == "convolution"]
+
+
+def test_depthwise_convolutions_are_a_class_of_their_own() -> None:
+    chain = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 6, 1, groups=2))
+    forward = [kernel for kernel in convolutions_of(chain, 3) if not kernel.part]
+    assert list(map(class_of, forward)) == ["convolution", "convolution/depthwise", "convolution"]
+    parts = {kernel.part: class_of(kernel) for kernel in convolutions_of(chain[1:2], 6)}
+    assert parts[""] == parts["weight"] == "convolution/depthwise"
+    assert class_of(convolutions_of(nn.Conv2d(1, 4, 3), 1)[0]) == "convolution"
+
+
+def test_few_of_a_class_are_learned_with_their_kind() -> None:
+    """And a profile that knows only the kind takes that."""
+    plain = [kernel for width in range(4, 16) for kernel in convolutions_of(nn.Conv2d(width, width, 3), width)]
+    own = [kernel for width in (4, 5) for kernel in convolutions_of(nn.Conv2d(width, width, 3, groups=width), width)]
+    assert len({kernel for kernel in own if class_of(kernel) != "convolution"}) < FEWEST
+    model = learn_kernels({kernel: imagined(kernel) for kernel in plain + own}, DEVICE, {})
+    assert set(model.classes) == {"convolution"}
+    assert model.classes["convolution"].measured == len({*plain, *own})
+    assert None not in model.corrections(own)
+
+
+def test_a_class_of_many_is_learned_from_some_of_them() -> None:
+    kernels = drawn_kernels(12, seed=1)
+    many = (kernels * (MOST // len(kernels) + 1))[: MOST + 7]
+    some = _some(many)
+    assert (len(some), some[0], some[-1]) == (MOST, many[0], many[-2])
+    assert _some(kernels) == kernels
 
 
 def test_kernels_of_held_out_models_are_not_learned_from() -> None:
@@ -159,7 +213,7 @@ def test_features_know_the_sizes_of_matrices_and_filters() -> None:
     )  # fmt: skip
 
     def dims(kernel: Kernel, count: int) -> list[int]:
-        found = features(kernel)[NAMES.index("dim0") : NAMES.index("even_in")]
+        found = features(kernel)[NAMES.index("dim0") : NAMES.index("even0")]
         assert not any(found[count:])
         return [round(math.exp(value)) - 1 for value in found[:count]]
 
@@ -167,7 +221,10 @@ def test_features_know_the_sizes_of_matrices_and_filters() -> None:
     assert dims(convolution, 8)[:6] == [2, 6, 12, 49, 9, 3]  # batch, channels in and out, pixels, filter, groups
     assert dims(convolution, 8)[7] == 4  # strides
     product = next(op.kernel for op in step.ops if op.kind == "matmul")
-    assert dims(product, 4) == [2, 5, 12 * 49, 1]
+    assert dims(product, 6)[:4] == [2, 5, 12 * 49, 1]
+    assert features(product)[NAMES.index("dim4") : NAMES.index("dim6")] == [0.0, 1.0]  # the weight lies turned
+    assert features(product)[NAMES.index("even0") :] == [2.0, 0.0, 1.0, 0.0, 2 / 128, 5 / 128, 588 / 608]
+    assert features(convolution)[NAMES.index("even0") :] == [1.0, 2.0, 0.0, 0.0, 12 / 128, 6 / 128, 49 / 128]
 
 
 def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
@@ -176,12 +233,25 @@ def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
         step = trace(lambda: model, inputs, None, loss=lambda out, _: out.sum(), optimizer=partial(SGD, lr=0.1))
         return features(next(op.kernel for op in step.ops if op.kind == kind))
 
-    first, even = NAMES.index("dim0"), NAMES.index("even_in")
-    for model, kind in ((nn.BatchNorm2d(8), "batch_norm"), (nn.LayerNorm(4), "row_norm")):
-        own = found(model, kind)
-        sizes = [round(math.exp(value)) - 1 for value in own[first : first + 6]]
-        assert sizes == [3, 8, 20, 60, 120, 4]  # samples, channels, places, numbers of a channel, rows, their length
-        assert own[even:] == [3.0, 2.0]  # 8 channels, 20 places
+    first, even = NAMES.index("dim0"), NAMES.index("even0")
+
+    def sizes(own: list[float], count: int) -> list[int]:
+        return [round(math.exp(value)) - 1 for value in own[first : first + count]]
+
+    own = found(nn.BatchNorm2d(8), "batch_norm")
+    assert sizes(own, 6) == [
+        3,
+        8,
+        20,
+        60,
+        120,
+        4,
+    ]  # samples, channels, places, of a channel, rows, of a row
+    assert own[even:] == [3.0, 2.0, 0.0, 0.0, 20 / 512, 8 / 128, 0.0]  # 8 channels, 20 places
+    for norm, rows, length, weights in ((nn.LayerNorm(4), 120, 4, 4), (nn.GroupNorm(2, 8), 6, 80, 8)):
+        own = found(norm, "row_norm")
+        assert sizes(own, 3) == [rows, length, weights]
+        assert own[even + 4] == length / 128
     own = found(nn.BatchNorm2d(8), "reduction")
     assert [round(math.exp(value)) - 1 for value in own[first : first + 2]] == [1, 480]
     assert own[first + 2 : first + 4] == [0.0, 0.0]
@@ -240,7 +310,7 @@ def test_judging_knows_a_perfect_model_from_none() -> None:
     free = {kernel: Timing(max(1e-12, op_seconds(kernel, exact)), 3) for kernel in timings()}
     judged = judge(KernelModel({}, {}), free, exact, {"300": perceptron(300)})
     assert judged.mean < 1e-9
-    assert max(judged.by_kind.values()) < 1e-9
+    assert max(judged.by_class.values()) < 1e-9
 
 
 def host_steps(true: Host) -> list[StepTiming]:
@@ -322,7 +392,7 @@ def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
     profile = load_profile(str(path))
     assert profile.label == "calibrated"
     assert profile.kernels is not None
-    assert {"mlp", "trees", "roofline", "kept", "steps"} <= set(profile.kernels.held_out)
+    assert {"mlp", "trees", "both", "each", "roofline", "kept", "steps"} <= set(profile.kernels.held_out)
     worst = max(LEAST_ERROR, profile.kernels.held_out["steps"]["worst"])
     assert profile.kernels.band == (1 / (1 + worst), 1 + worst)
     assert profile.setup["torch"] == torch.__version__
@@ -392,5 +462,6 @@ def test_a_finished_calibration_leaves_nothing_beside_it_and_says_when_it_is_poo
     printed = capsys.readouterr().out
     assert path.exists()
     assert not kernels_file(path).exists()
+    assert ", kept" in printed
     assert ("that is much: calibrate again" in printed) == warned
     assert "left out, as they issue other operations than their trace: x, batch 2" in printed

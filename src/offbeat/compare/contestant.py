@@ -54,7 +54,10 @@ def find_contestant(spec: str) -> Contestant:
     path = Path(f"{file}.py")
     if not path.is_file():
         raise BadInput(f"{path} is not there: name a rival's file and its function, as in rivals/ddp.py:train")
-    names = runpy.run_path(str(path))
+    try:
+        names = runpy.run_path(str(path))
+    except ImportError as error:
+        raise BadInput(f"{path} cannot be run ({error}): install what it imports, or leave it out") from error
     name, _, options = function.partition(":")
     if name not in names:
         raise BadInput(f"{path} has no function {name}: choose among {', '.join(k for k in names if k[0] != '_')}")

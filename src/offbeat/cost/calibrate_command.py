@@ -17,6 +17,7 @@ from ..report.table import counted, percent
 from .device_profile import PROFILES, DeviceProfile
 from .fit import Fitted, fit
 from .kernel import SHORT
+from .learn import EACH, WAYS
 from .learned_profile import Calibration, Step, kernels_file, learned_profile
 from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
 from .profile_at import device_name
@@ -129,7 +130,7 @@ def _say(profile: DeviceProfile, path: Path) -> None:
     moves, launch = f"{device.bytes_per_second / 1e9:,.4g} GB/s", f"{1e6 * device.launch_seconds:.3g} us"
     host = f", {1e6 * device.dispatch_seconds:.3g} us of the host" if device.dispatch_seconds else ""
     print(f"{device.name}: {rates} GFLOP/s, {moves}, {launch} a launch{host}")
-    for way in ("roofline", "mlp", "trees", "both", "steps"):
+    for way in ("roofline", *WAYS, EACH, "steps"):
         mark = {learned["kept"]: ", kept", "steps": ", real ones"}.get(way, "")
         mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))
         steps = counted(len(learned[way]["models"]), "held-out step")

@@ -21,7 +21,7 @@ from .subject import Subject
 from .trace import Platform, TracedStep
 from .visits import Visit
 
-SAVE_EVERY_SECONDS = 10.0
+SAVE_EVERY_SECONDS = 30.0  # to save takes up to one
 MOST_UNLIKE = 0.1  # of the visits
 
 CPU = torch.device("cpu")

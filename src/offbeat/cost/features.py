@@ -1,7 +1,7 @@
 """features: what a kernel's time is learned from, as numbers of about the same size."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import log, prod
+from math import ceil, log, prod
 
 import numpy as np
 
@@ -12,12 +12,15 @@ from .reuse import PARTS
 NAMES = (
     "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
     "first", "nearest", "further", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
-    "even_in", "even_out",
+    "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2",
 )  # fmt: skip
+EVEN, FILL = 4, 3
+TILE, SLICE, THREADS = 128, 32, 512  # what a GPU computes at a time: of rows and columns, of a sum, of places
 
 
 def features(kernel: Kernel) -> list[float]:
-    """In the order of NAMES. dim0 to dim7 mean what the kernel's class makes of them; 0 where it has fewer."""
+    """In the order of NAMES. The class of a kernel says what its dims are, how even they are, and how much of the tiles
+    that they are computed in is filled; 0 where it says less."""
     flops, nbytes = flops_of(kernel), bytes_of(kernel)
     largest_in = max(kernel.inputs, key=lambda spec: spec.numel, default=None)
     largest_out = max(kernel.outputs or kernel.inputs, key=lambda spec: spec.numel, default=None)
@@ -29,8 +32,12 @@ def features(kernel: Kernel) -> list[float]:
         kernel.near[0] / PARTS, kernel.near[1] / PARTS,
     ]  # fmt: skip
     dims = _DIMS.get(kernel.kind, _nothing)(kernel)
-    even = _EVEN.get(kernel.kind, _even)(kernel)
-    return [*common, *dims, *[0.0] * (len(NAMES) - len(common) - len(dims) - len(even)), *even]
+    even, fill = _EVEN.get(kernel.kind, _nothing)(kernel), _FILL.get(kernel.kind, _nothing)(kernel)
+    return [*common, *_long(dims, len(NAMES) - len(common) - EVEN - FILL), *_long(even, EVEN), *_long(fill, FILL)]
+
+
+def _long(values: list[float], length: int) -> list[float]:
+    return [*values, *[0.0] * (length - len(values))]
 
 
 def table(kernels: Sequence[Kernel], operators: Sequence[str]) -> np.ndarray:
@@ -42,25 +49,29 @@ def table(kernels: Sequence[Kernel], operators: Sequence[str]) -> np.ndarray:
     return np.array(rows, dtype=float).reshape(len(rows), len(NAMES) + len(operators))
 
 
+def class_of(kernel: Kernel) -> str:
+    """What is learned together: a kind of kernels. Convolutions of each channel by itself have kernels of their own."""
+    return f"{kernel.kind}/depthwise" if kernel.kind == "convolution" and _is_depthwise(kernel) else kernel.kind
+
+
 def operator_of(kernel: Kernel) -> str:
     """The kernel's operator; the parts of a convolution's backward are three."""
     return f"{kernel.operator}/{kernel.part}" if kernel.part else kernel.operator
 
 
-def _even(_kernel: Kernel) -> list[float]:
-    return [0.0, 0.0]
-
-
 def _even_matmul(kernel: Kernel) -> list[float]:
-    made = (kernel.outputs or kernel.inputs[:1])[0]
-    first = kernel.tensor("mat1") or kernel.tensor("batch1") or kernel.tensor("mat") or kernel.inputs[0]
-    return [_twos(first.shape[-1]), _twos(made.shape[-1] if made.shape else 1)]
+    made, first, _second = _factors(kernel)
+    rows, columns = _rows_and_columns(made)
+    return [_twos(first.shape[-1]), _twos(columns), _twos(rows)]
 
 
 def _even_convolution(kernel: Kernel) -> list[float]:
-    """Libraries work on blocks of 8 or 16 channels."""
-    weight = kernel.outputs[0] if kernel.part == "weight" else kernel.tensor("weight")
-    return [0.0, 0.0] if weight is None else [_twos(weight.shape[1]), _twos(weight.shape[0])]
+    """Libraries work on blocks of 8 or 16 channels, and read the places of a channel in fours and eights."""
+    x, weight, out = _convolved(kernel)
+    if x is None or weight is None:
+        return []
+    inner, outer = x.shape[1] // _groups(kernel), out.shape[1]
+    return [_twos(inner), _twos(outer), _twos(prod(x.shape[2:])), _twos(prod(out.shape[2:]))]
 
 
 def _twos(number: int) -> float:
@@ -73,25 +84,51 @@ def _nothing(_kernel: Kernel) -> list[float]:
 
 
 def _matmul(kernel: Kernel) -> list[float]:
-    """Rows, columns, what is summed over, and how many products."""
+    """Rows, columns, what is summed over, how many products, and which of the factors does not lie row after row."""
+    made, first, second = _factors(kernel)
+    rows, columns = _rows_and_columns(made)
+    strided = [float(factor.strides is not None) for factor in (first, second)]
+    return [_log(rows), _log(columns), _log(first.shape[-1]), _log(prod(made.shape[:-2])), *strided]
+
+
+def _rows_and_columns(made: Spec) -> tuple[int, int]:
+    return (made.shape[-2], made.shape[-1]) if len(made.shape) > 1 else (_numel(made), 1)
+
+
+def _factors(kernel: Kernel) -> tuple[Spec, Spec, Spec]:
+    """The product, and what it is of."""
     made = (kernel.outputs or kernel.inputs[:1])[0]
     first = kernel.tensor("mat1") or kernel.tensor("batch1") or kernel.tensor("mat") or kernel.inputs[0]
-    rows, columns = (made.shape[-2], made.shape[-1]) if len(made.shape) > 1 else (_numel(made), 1)
-    return [_log(rows), _log(columns), _log(first.shape[-1]), _log(prod(made.shape[:-2]))]
+    second = kernel.tensor("mat2") or kernel.tensor("batch2") or kernel.tensor("vec") or kernel.inputs[-1]
+    return made, first, second
 
 
 def _convolution(kernel: Kernel) -> list[float]:
-    x = kernel.outputs[0] if kernel.part == "input" else kernel.tensor("input")
-    weight = kernel.outputs[0] if kernel.part == "weight" else kernel.tensor("weight")
-    out = kernel.tensor("grad_output") or kernel.outputs[0]
+    x, weight, out = _convolved(kernel)
     if x is None or weight is None:
         return [_log(out.shape[0]), 0.0, _log(out.shape[1]), _log(prod(out.shape[2:]))]
-    groups, stride = kernel.argument("groups"), kernel.argument("stride")
-    groups = groups if isinstance(groups, int) else 1
+    stride = kernel.argument("stride")
     return [
         _log(x.shape[0]), _log(x.shape[1]), _log(out.shape[1]), _log(prod(out.shape[2:])), _log(prod(weight.shape[2:])),
-        _log(groups), float(groups == x.shape[1] > 1), _log(prod(stride) if isinstance(stride, tuple) else 1),
+        _log(_groups(kernel)), float(_is_depthwise(kernel)), _log(prod(stride) if isinstance(stride, tuple) else 1),
     ]  # fmt: skip
+
+
+def _groups(kernel: Kernel) -> int:
+    groups = kernel.argument("groups")
+    return groups if isinstance(groups, int) else 1
+
+
+def _is_depthwise(kernel: Kernel) -> bool:
+    x, _weight, _out = _convolved(kernel)
+    return x is not None and _groups(kernel) == x.shape[1] > 1
+
+
+def _convolved(kernel: Kernel) -> tuple[Spec | None, Spec | None, Spec]:
+    """What goes in, the weight, and what comes out; of a gradient, those that it is of."""
+    x = kernel.outputs[0] if kernel.part == "input" else kernel.tensor("input")
+    weight = kernel.outputs[0] if kernel.part == "weight" else kernel.tensor("weight")
+    return x, weight, kernel.tensor("grad_output") or kernel.outputs[0]
 
 
 def _attention(kernel: Kernel) -> list[float]:
@@ -112,6 +149,19 @@ def _blocks(kernel: Kernel) -> list[float]:
     ]  # fmt: skip
 
 
+def _rows(kernel: Kernel) -> list[float]:
+    """Rows that are made alike, each by itself; how long they are; the weights that they share; long or many?"""
+    rows, length = _rows_and_length(kernel)
+    return [_log(rows), _log(length), _log(_numel(kernel.tensor("weight"))), _log(length) - _log(rows)]
+
+
+def _rows_and_length(kernel: Kernel) -> tuple[int, int]:
+    """What is kept of each row tells their number: 1 / deviation, or the mean."""
+    kept = kernel.tensor("rstd") or kernel.tensor("mean") or (kernel.outputs[1:2] or [None])[0]
+    rows = max(1, _numel(kept))
+    return rows, prod(_largest(kernel)) // rows
+
+
 def _reduction(kernel: Kernel) -> list[float]:
     """Sums, the numbers of each, and whether the first and the last dimension are as long as before."""
     shape = _largest(kernel)
@@ -126,6 +176,43 @@ def _even_blocks(kernel: Kernel) -> list[float]:
     return [_twos(shape[1] if len(shape) > 1 else shape[0]), _twos(prod(shape[2:]))]
 
 
+def _even_rows(kernel: Kernel) -> list[float]:
+    rows, length = _rows_and_length(kernel)
+    return [_twos(rows), _twos(length)]
+
+
+def _fill_matmul(kernel: Kernel) -> list[float]:
+    made, first, _second = _factors(kernel)
+    rows, columns = _rows_and_columns(made)
+    return [_filled(rows, TILE), _filled(columns, TILE), _filled(first.shape[-1], SLICE)]
+
+
+def _fill_convolution(kernel: Kernel) -> list[float]:
+    x, weight, out = _convolved(kernel)
+    if x is None or weight is None:
+        return []
+    return [_filled(out.shape[1], TILE), _filled(x.shape[1], TILE), _filled(prod(out.shape[2:]), TILE)]
+
+
+def _fill_attention(kernel: Kernel) -> list[float]:
+    query, key = kernel.tensor("query"), kernel.tensor("key")
+    return [] if query is None or key is None else [_filled(query.shape[-2], TILE), _filled(key.shape[-2], TILE)]
+
+
+def _fill_blocks(kernel: Kernel) -> list[float]:
+    shape = _largest(kernel)
+    return [_filled(prod(shape[2:]), THREADS), _filled(shape[1] if len(shape) > 1 else 1, TILE)]
+
+
+def _fill_rows(kernel: Kernel) -> list[float]:
+    return [_filled(_rows_and_length(kernel)[1], TILE)]
+
+
+def _filled(number: int, tile: int) -> float:
+    """The share of the tiles that so many need: 130 need two of 128, and leave nearly half of them empty."""
+    return number / (ceil(number / tile) * tile) if number else 0.0
+
+
 def _largest(kernel: Kernel) -> tuple[int, ...]:
     return max(kernel.inputs, key=lambda spec: spec.numel).shape or (1,)
 
@@ -136,7 +223,7 @@ _DIMS: Mapping[str, Callable[[Kernel], list[float]]] = {
     "attention": _attention,
     "batch_norm": _blocks,
     "pool": _blocks,
-    "row_norm": _blocks,
+    "row_norm": _rows,
     "softmax": _blocks,
     "reduction": _reduction,
 }
@@ -144,7 +231,14 @@ _EVEN: Mapping[str, Callable[[Kernel], list[float]]] = {
     "matmul": _even_matmul,
     "convolution": _even_convolution,
     "batch_norm": _even_blocks,
-    "row_norm": _even_blocks,
+    "row_norm": _even_rows,
+}
+_FILL: Mapping[str, Callable[[Kernel], list[float]]] = {
+    "matmul": _fill_matmul,
+    "convolution": _fill_convolution,
+    "attention": _fill_attention,
+    "batch_norm": _fill_blocks,
+    "row_norm": _fill_rows,
 }
 
 

@@ -32,6 +32,7 @@ from .visits import Calls, CallTimes, EachCall, Visit, medians, slower_host
 MARK = "offbeat call "
 WARM = 3  # steps before any is timed
 TURNS, FEWEST_TURNS, TURNS_SECONDS = 8, 3, 2.0  # after so many seconds there are no more than the fewest
+CLEARLY = 0.6  # of a step's time at most is the host's: the device is waited for, also by a host somewhat slower
 SET_SECONDS, FEWEST, MOST = 0.03, 3, 100  # of the steps that a turn makes back to back: how long, how many
 ALONE = 3  # steps of a turn in which the host has the device to itself
 SPLIT_IN_TURN = (True, False)  # of the profiled steps
@@ -85,7 +86,7 @@ def _visit(step: RealStep, reference: Callable[[], None], turns: int) -> Visit:
         step()
     count = max(FEWEST, min(MOST, round(SET_SECONDS / _back_to_back(step, FEWEST))))
     made, began = list[Turn](), time.perf_counter()
-    while len(made) < min(turns, FEWEST_TURNS) or (len(made) < turns and time.perf_counter() - began < TURNS_SECONDS):
+    while len(made) < _enough(made, turns, time.perf_counter() - began):
         made.append(_turn(step, reference, count))
     calls = [CallTimes(own) for own in recorder.places]
     for split in SPLIT_IN_TURN:
@@ -98,6 +99,13 @@ def _visit(step: RealStep, reference: Callable[[], None], turns: int) -> Visit:
         raise OffbeatError("torch's profiler missed kernels of a step: is another profiler at work on this GPU?")
     usual = at_one_speed(made, sum(ops))
     return Visit(usual.whole, usual.phases, tuple(recorder.kernels), ops, usual.reference, on_gpu=True)
+
+
+def _enough(made: Sequence[Turn], turns: int, seconds: float) -> int:
+    """How many of these turns tell how long the step takes, after so many seconds of them."""
+    if made and all(sum(turn.phases) < CLEARLY * turn.whole for turn in made):
+        return 1
+    return turns if seconds < TURNS_SECONDS else min(turns, FEWEST_TURNS)
 
 
 def at_one_speed(turns: Sequence[Turn], device_seconds: float) -> Turn:

@@ -23,7 +23,7 @@ from .visits import Visit, slower_host
 
 LEAST_MICROSECONDS: Mapping[Platform, float] = {"cpu": -4.0, "cuda": 0.0}  # of h
 LEAST_OF_A_CLASS = -30.0  # microseconds, of g
-PULL = 0.001  # on g, per microsecond: as a relative error of every step
+PULL = 0.0003  # on g, per microsecond: as a relative error of every step
 ROUNDS, LEAST_ERROR = 30, 0.005  # of reweighting: an error below counts as that one
 LISTS = ("foreach", "optimizer")
 
@@ -120,7 +120,9 @@ def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:
     weights, found = np.ones(len(rows)), np.zeros(len(names))
     for _ in range(ROUNDS):
         weighted = np.concatenate([table * weights[:, None], pull])
-        found = lsq_linear(weighted, np.concatenate([goal * weights, np.zeros(len(pull))]), (least, np.inf)).x
+        aims = np.concatenate([goal * weights, np.zeros(len(pull))])
+        # bvls: trf stops far off where classes are hard to tell apart
+        found = lsq_linear(weighted, aims, (least, np.inf), method="bvls", max_iter=10 * len(names)).x
         weights = 1 / np.sqrt(np.maximum(LEAST_ERROR, np.abs(table @ found - goal)))
     seconds = dict(zip(names, (1e-6 * float(value) for value in found), strict=True))
     return Host(

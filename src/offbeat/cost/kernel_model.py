@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import residual
-from .features import NAMES, table
+from .features import NAMES, class_of, table
 from .kernel import Kernel
 from .residual import Residual
 
@@ -50,7 +50,8 @@ class KernelModel:
         found: list[float | None] = [None] * len(kernels)
         places: dict[str, list[int]] = defaultdict(list)
         for place, kernel in enumerate(kernels):
-            places[kernel.kind].append(place)
+            own_class = class_of(kernel)
+            places[own_class if own_class in self.classes else kernel.kind].append(place)
         for kind, own in places.items():
             if kind in self.classes:
                 for place, g in zip(own, self.classes[kind].corrections([kernels[i] for i in own]), strict=True):

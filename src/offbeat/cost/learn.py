@@ -3,7 +3,7 @@
     y = log((t - t_launch) / roofline)      weighted by ((t - t_launch) / t)^2, so that errors of log t count alike
 
 Small MLPs and boosted trees are fitted to the same kernels, and judged, with their mean, on models of which no kernel
-was among them; what is best there is kept, and all errors are written down.
+was among them; what is best there is kept, be it for all classes or for each, and all errors are written down.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .counts import bytes_of, flops_of
-from .features import operator_of, table
+from .features import class_of, operator_of, table
 from .kernel import SHORT, Kernel
 from .kernel_model import ClassModel, KernelModel
 from .profile import Timing
@@ -25,8 +25,9 @@ from .roofline import MATRIX_KINDS, Device, compute_seconds, memory_seconds
 from .trace import TracedStep
 
 Timings = Mapping[Kernel, Timing]
-FEWEST = 8  # kernels of a class that tell anything
+FEWEST, MOST = 8, 5000  # kernels of a class: fewer tell nothing, and more take long to learn from
 WAYS: tuple[Way, ...] = ("mlp", "trees", "both")
+EACH = "each"  # class of kernels its own way
 FLOOR = 0.02  # of the time at least is the kernel's own, the rest may be the launch
 CACHED_BYTES = 32 << 20  # a kernel that moves less may be served by caches
 USUAL_ERROR = 0.3  # of a class that no held-out model has
@@ -37,7 +38,7 @@ class Judged:
     """A way to learn, on models that it did not learn from."""
 
     errors: Mapping[str, float]  # of each model: the sum of all its kernels' times, relative
-    by_kind: Mapping[str, float]  # mean absolute log error, weighted by time
+    by_class: Mapping[str, float]  # mean absolute log error, weighted by time
 
     @property
     def mean(self) -> float:
@@ -81,18 +82,26 @@ def measured_device(name: str, timings: Timings, *, memory_bytes: int, dispatch_
 def learn_kernels(
     timings: Timings, device: Device, held_out: Mapping[str, TracedStep], *, seed: int = 0
 ) -> KernelModel:
-    """The best of the ways, by the mean error of held-out models."""
+    """The best of the ways, by the mean error of held-out models; or the best for each class."""
     known = learned_from_only(timings, held_out)
     both = _learn_classes("both", known, device, seed)
-    found = {way: _part_of(both, way) for way in WAYS}
+    found: dict[str, KernelModel] = {way: _part_of(both, way) for way in WAYS}
     judged = {way: judge(model, timings, device, held_out) for way, model in found.items()}
-    kept = min(WAYS, key=lambda way: (judged[way].mean, WAYS.index(way)))
-    errors = judged[kept].by_kind
-    classes = {kind: replace(each, error=errors.get(kind, USUAL_ERROR)) for kind, each in found[kept].classes.items()}
+    best = {name: _best(name, judged) for name in both.classes}
+    found[EACH] = KernelModel({name: found[way].classes[name] for name, way in best.items()}, {})
+    judged[EACH] = judge(found[EACH], timings, device, held_out)
+    kept = min(found, key=lambda way: judged[way].mean)
+    errors = judged[kept].by_class
+    classes = {name: replace(each, error=errors.get(name, USUAL_ERROR)) for name, each in found[kept].classes.items()}
     roofline = judge(KernelModel({}, {}), timings, device, held_out)
     comparison: dict[str, Any] = {"roofline": roofline.as_dict()}
     comparison |= {way: each.as_dict() for way, each in judged.items()}
     return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison})
+
+
+def _best(name: str, judged: Mapping[str, Judged]) -> Way:
+    """For the class of that name; where no held-out model has it, what is best for the models."""
+    return min(WAYS, key=lambda way: (judged[way].by_class.get(name, 0.0), judged[way].mean))
 
 
 def learned_from_only(timings: Timings, held_out: Mapping[str, TracedStep]) -> Timings:
@@ -107,9 +116,9 @@ def _part_of(both: KernelModel, way: Way) -> KernelModel:
         return both
     place = WAYS.index(way)
     classes = {}
-    for kind, each in both.classes.items():
+    for name, each in both.classes.items():
         assert isinstance(each.residual, Mean)
-        classes[kind] = replace(each, residual=each.residual.parts[place])
+        classes[name] = replace(each, residual=each.residual.parts[place])
     return KernelModel(classes, {})
 
 
@@ -124,10 +133,10 @@ def judge(model: KernelModel, timings: Timings, device: Device, held_out: Mappin
         measured = np.array([timings[kernel].seconds for kernel in kernels])
         predicted = np.array(kernel_seconds(model, kernels, device))
         errors[name] = float(predicted.sum() / measured.sum() - 1)
-        for kernel, was, said in zip(kernels, measured, predicted, strict=True):
-            total[kernel.kind] += was
-            wrong[kernel.kind] += was * abs(float(np.log(said / was)))
-    return Judged(errors, {kind: wrong[kind] / total[kind] for kind in total})
+        for own, was, said in zip(map(class_of, kernels), measured, predicted, strict=True):
+            total[own] += was
+            wrong[own] += was * abs(float(np.log(said / was)))
+    return Judged(errors, {own: wrong[own] / total[own] for own in total})
 
 
 def kernel_seconds(model: KernelModel, kernels: Sequence[Kernel], device: Device) -> list[float]:
@@ -140,16 +149,23 @@ def kernel_seconds(model: KernelModel, kernels: Sequence[Kernel], device: Device
 
 
 def _learn_classes(way: Way, timings: Timings, device: Device, seed: int) -> KernelModel:
-    by_kind: dict[str, list[Kernel]] = defaultdict(list)
+    by_class: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in timings:
         if _roof(kernel, device) > 0:
-            by_kind[kernel.kind].append(kernel)
+            by_class[class_of(kernel)].append(kernel)
+    for name in [name for name, kernels in by_class.items() if len(kernels) < FEWEST and "/" in name]:
+        by_class[name.partition("/")[0]] += by_class.pop(name)  # better in their kind than in none
     classes = {
-        kind: _learn_class(way, {kernel: timings[kernel] for kernel in kernels}, device, seed)
-        for kind, kernels in by_kind.items()
+        name: _learn_class(way, {kernel: timings[kernel] for kernel in _some(kernels)}, device, seed)
+        for name, kernels in by_class.items()
         if len(kernels) >= FEWEST
     }
     return KernelModel(classes, {})
+
+
+def _some(kernels: list[Kernel]) -> list[Kernel]:
+    """At most MOST of them, from the first measured to the last."""
+    return [kernels[place * len(kernels) // MOST] for place in range(MOST)] if len(kernels) > MOST else kernels
 
 
 def _learn_class(way: Way, timings: Timings, device: Device, seed: int) -> ClassModel:

@@ -33,7 +33,7 @@ from .subject import Subject
 from .trace import Platform, TracedStep
 from .zoo import held_out, learned_from, references
 
-LEARN_SECONDS = 60.0  # of the time; what is left is for measuring
+LEARN_SECONDS = 50.0  # of the time, for each precision; what is left is for measuring
 BATCHES = {"cpu": (2, 8, 32), "cuda": (4, 32, 256)}
 VISITING: Mapping[Platform, Visiting] = {"cpu": visit, "cuda": visit_on_gpu}
 LOCAL = {"cpu": Link(bytes_per_second=5e9, seconds=2e-5), "cuda": Link(bytes_per_second=32e9, seconds=5e-6)}
@@ -85,7 +85,8 @@ class Calibration:
 def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> DeviceProfile:
     """What is measured is kept, so that an interrupted calibration goes on when called again."""
     judged_by = how.cases(held_out)
-    end = time.monotonic() + 60 * how.minutes - min(LEARN_SECONDS, 30 * how.minutes)
+    learning = min(LEARN_SECONDS * len(how.precisions), 30 * how.minutes)
+    end = time.monotonic() + 60 * how.minutes - learning
     measured = at_usual_speed(_visited(how, judged_by, end, step))
     traced = {case_name(subject, batch): subject.at(batch) for subject, batch in judged_by}
     unseen = {subject.name for subject, _batch in judged_by}

@@ -1,8 +1,9 @@
 """random_layers: many random layers in one step, each with an input of its own.
 
 A GPU needs a hundredth of a second for a step, and the profiler a second to tell of it: a step of many layers tells
-more in that time than one of a few. A layer is a convolution or a product of matrices, with the norm and the activation
-that usually come with it; sizes are log-uniform, up to the largest that networks have.
+more in that time than one of a few. A layer is a convolution, a product of matrices or attention, with the norm and the
+activation that usually come with it; sizes are log-uniform, up to the largest that networks have. Most are large enough
+to keep a GPU busy: those are what a step waits for.
 """
 
 import math
@@ -22,9 +23,25 @@ from .subject import Subject
 LAYERS, CLASSES = 24, 10  # of a step
 MOST_FLOPS = 1e11  # of a layer's forward
 MOST_NUMBERS = 1 << 28  # of its input, and of its output
+BUSY, BUSY_FLOPS, BUSY_NUMBERS = 0.75, 3e9, 1 << 25  # this share of the layers has so many of the one or the other
 SIDES, CHANNELS, KERNELS, STRIDES = (4, 128), (8, 2048), (1, 1, 3, 3, 3, 5), (1, 1, 1, 2)
 ROWS, WIDTHS = (1, 1024), (16, 8192)
+HEADS, OF_A_HEAD = (1, 16), (16, 32, 64, 64, 128)
 ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.GELU, nn.SiLU)
+
+
+class Attend(nn.Module):
+    """Attention among the rows of a sample, which are queries, keys and values of all heads, side by side."""
+
+    def __init__(self, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.view(*x.shape[:-1], 3, self.heads, -1)
+        query, key, value = (part.transpose(-3, -2) for part in heads.unbind(-3))
+        seen: Tensor = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return seen.transpose(-3, -2).flatten(-2)
 
 
 class Apart(nn.Module):
@@ -56,7 +73,7 @@ def random_layers(
     """Steps for a GPU with a batch size each, without end; the same seed and limit give the same ones."""
     sizes, number = ON_A_GPU(Random(seed)), 0
     while True:
-        batch, number = max(2, sizes.size(2, sizes.most_batch)), number + 1
+        batch, number = sizes.batch(), number + 1
         layers = [_layer(sizes, batch) for _ in range(LAYERS)]
         inputs = tuple(torch.zeros(1, *layer.shape, device="meta") for layer in layers)
         subject = Subject(
@@ -70,9 +87,13 @@ def random_layers(
 
 
 def _layer(sizes: Sizes, batch: int) -> Layer:
+    busy, kind = sizes.random.random() < BUSY, sizes.random.random()
+    draw = _convolution if kind < 0.6 else _product if kind < 0.9 else _attention
     while True:
-        layer = (_convolution if sizes.random.random() < 0.7 else _product)(sizes)
-        if batch * layer.flops <= MOST_FLOPS and batch * layer.numbers <= MOST_NUMBERS:
+        layer = draw(sizes)
+        flops, numbers = batch * layer.flops, batch * layer.numbers
+        small = flops < BUSY_FLOPS and numbers < BUSY_NUMBERS
+        if flops <= MOST_FLOPS and numbers <= MOST_NUMBERS and not (busy and small):
             return layer
 
 
@@ -109,3 +130,11 @@ def _product(sizes: Sizes) -> Layer:
         random.choice(ACTIVATIONS),
     ]
     return Layer(parts, (rows, inner) if rows > 1 else (inner,), 2.0 * rows * inner * outer, rows * max(inner, outer))
+
+
+def _attention(sizes: Sizes) -> Layer:
+    random = sizes.random
+    rows, heads, causal = max(2, sizes.size(*ROWS)), sizes.size(*HEADS), random.random() < 0.5
+    width = heads * random.choice(OF_A_HEAD)
+    parts: list[Callable[[], nn.Module]] = [partial(nn.Linear, width, 3 * width), partial(Attend, heads, causal)]
+    return Layer(parts, (rows, width), rows * width * (6.0 * width + 4.0 * rows), 3 * rows * width)

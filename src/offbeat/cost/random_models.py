@@ -23,6 +23,7 @@ from .trace import Platform
 
 CLASSES, FEWEST_CHARACTERS = 10, 30
 MOST_FLOPS = {"cpu": 1e10, "cuda": 3e12}  # of a step; on a CPU, for each thread
+BUSY_FLOPS, MOST_BATCH = 2e11, 2048  # of one step in two of a GPU, if such a batch is enough
 Drawn = tuple[Callable[[], nn.Module], Tensor, Tensor]  # builds it; inputs and targets of one sample
 
 
@@ -74,7 +75,7 @@ def _convolutional(sizes: Sizes) -> Drawn:
     width = sizes.width(8, 128)
     layers += convolve(channels, width, random.choice((3, 3, 5, 7)), random.choice((1, 1, 2)))
     for _ in range(random.randint(1, 4)):
-        shape = random.choice(("plain", "plain", "residual", "bottleneck", "separable", "grouped"))
+        shape = random.choice(("plain", "plain", "residual", "bottleneck", "separable", "separable", "grouped"))
         if shape == "plain":
             outer = sizes.width(8, sizes.most_channels)
             layers += convolve(width, outer, random.choice((1, 3, 3, 5)), random.choice((1, 1, 2)))
@@ -179,7 +180,10 @@ def random_models(
                 optimizer=optimizer, platform=platform, autocast=autocast,
                 classes=CLASSES if inputs.is_floating_point() else FEWEST_CHARACTERS,
             )  # fmt: skip
-            batch = max(2, sizes.size(2, sizes.most_batch))  # of one sample a BatchNorm has no variance
+            batch = sizes.batch()
+            if platform == "cuda" and sizes.random.random() < 0.5:
+                more = max(1.0, BUSY_FLOPS / subject.at(batch).flops)
+                batch = min(MOST_BATCH, batch * 2 ** math.ceil(math.log2(more)))
             while batch > 2 and (subject.at(batch).flops > most_flops or subject.at(batch).memory.peak > most_bytes):
                 batch = max(2, batch // 4)
             yield subject, batch

@@ -24,6 +24,11 @@ class Sizes:
         drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
         return max(8, drawn // 8 * 8) if drawn >= 8 and self.random.random() < 0.5 else drawn
 
+    def batch(self) -> int:
+        """At least 2: of one sample a BatchNorm has no variance. One in two is a power of 2."""
+        drawn = math.exp(self.random.uniform(math.log(2), math.log(self.most_batch)))
+        return 2 ** int(math.log2(drawn)) if self.random.random() < 0.5 else round(drawn)
+
     def block(self) -> int:
         """What the channels or features of a layer are multiples of: 64 in half of the cases. People choose round
         numbers, and libraries have kernels of their own for them."""

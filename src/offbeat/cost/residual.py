@@ -95,7 +95,7 @@ def from_dict(read: Mapping[str, Any]) -> Residual:
 
 
 def learn(way: Way, x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Residual:
-    """The same data and seed give the same model."""
+    """The same data and seed give the same model, on the same machine with as many threads."""
     if way == "both":
         return Mean((learn_mlps(x, y, weights, seed), learn_trees(x, y, weights, seed)))
     return learn_mlps(x, y, weights, seed) if way == "mlp" else learn_trees(x, y, weights, seed)
@@ -106,13 +106,13 @@ def learn_mlps(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> 
     not bend them."""
     mean, scale = x.mean(axis=0), x.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
-    inputs, targets, share = (torch.tensor(each, dtype=torch.float64) for each in ((x - mean) / scale, y, weights))
+    inputs, targets, share = (torch.tensor(each, dtype=torch.float32) for each in ((x - mean) / scale, y, weights))
     share = share / share.sum()
     generator = torch.Generator().manual_seed(seed)
     layers: list[tuple[Tensor, Tensor]] = []  # weight [MLPS, in, out], bias [MLPS, 1, out]
     for width, next_width in pairwise((x.shape[1], *WIDTHS, 1)):
-        weight = torch.rand(MLPS, width, next_width, dtype=torch.float64, generator=generator).mul_(2).sub_(1)
-        layers.append((weight.div_(width**0.5), torch.zeros(MLPS, 1, next_width, dtype=torch.float64)))
+        weight = torch.rand(MLPS, width, next_width, dtype=torch.float32, generator=generator).mul_(2).sub_(1)
+        layers.append((weight.div_(width**0.5), torch.zeros(MLPS, 1, next_width, dtype=torch.float32)))
     layers[-1][0].zero_()  # begins with the mean
     layers[-1][1].fill_(float(np.average(y, weights=weights)))
     parameters = [each.requires_grad_() for layer in layers for each in layer]
