@@ -67,9 +67,10 @@ def cells(device: str, link: str, per_node: int, batch: int) -> list[Cell]:
             row = answer.rows[-1]
             gains = tuple(gain(knob) for knob in sweeps(answer))
             found.append(Cell(network, row.workers, row.efficiency, row.samples_per_second, gains))
+        at = knee(answer.rows)
         print(f"{network}: {subject.at(batch).flops / batch / 1e9:.2f} GFLOP a sample, "
               f"{sum(spec.nbytes for spec in subject.at(batch).parameters.values()) / 1e6:.0f} MB of gradients, "
-              f"knee at {knee(answer.rows)} workers")  # fmt: skip
+              f"{'no knee' if at is None else f'knee at {at} workers'}")  # fmt: skip
     return found
 
 

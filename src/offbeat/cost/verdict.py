@@ -38,14 +38,14 @@ def _mixing(row: Row) -> float:
     return round(row.averages_per_step / rounds, 2)
 
 
-def knee(rows: Sequence[Row]) -> int:
-    """Of one strategy: the size up to which every enlargement was worth it."""
+def knee(rows: Sequence[Row]) -> int | None:
+    """Of one strategy: the size up to which every enlargement was worth it; None where all of them were."""
     ordered = sorted(rows, key=lambda row: row.workers)
     for before, after in pairwise(ordered):
         gained = after.samples_per_second / before.samples_per_second
         if gained - 1 < WORTH_IT * (after.workers / before.workers - 1):
             return before.workers
-    return ordered[-1].workers
+    return None
 
 
 def verdict(answer: Answer) -> str:
@@ -95,6 +95,6 @@ def band_of(row: Row) -> str:
 
 def _knee(answer: Answer, row: Row) -> str:
     at = knee(answer.of(row.strategy))
-    if at >= row.workers:
+    if at is None or at >= row.workers:
         return "no knee up to here"
     return f"with the knee at {counted(at, 'worker')}"

@@ -45,7 +45,8 @@ def plan_table(answer: Answer) -> Table:
         padding=(0, 1, 0, 0),
         caption=f"Efficiency: against as many workers that need not talk. On {sizes[-1]:,}: samples/s of all, a step, "
         "the efficiency's band, what bounds it, averages (or exchanges) per step. Knee: beyond it, twice the workers "
-        "bring less than 1.8 times the speed. What averages less often than ddp, or later, may need more steps.",
+        "bring less than 1.8 times the speed; - where that is not so up to here. What averages less often than ddp, or "
+        "later, may need more steps.",
         caption_justify="left",
     )
     table.add_column("strategy", no_wrap=True)
@@ -62,11 +63,12 @@ def plan_table(answer: Answer) -> Table:
 
 
 def _last(row: Row, answer: Answer) -> list[str]:
+    at = knee(answer.of(row.strategy))
     return [
         human_rate(row.samples_per_second),
         human_seconds(row.step_seconds),
         band_of(row),
-        f"{knee(answer.of(row.strategy)):,}",
+        "-" if at is None else f"{at:,}",
         row.bottleneck,
         f"{row.averages_per_step:.2g}",
     ]
