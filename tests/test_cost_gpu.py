@@ -113,7 +113,7 @@ def test_random_models_of_all_sorts_keep_a_gpu_busy_or_wait_for_the_host() -> No
         kept_busy = subject.at(batch).flops >= BUSY_FLOPS or batch == MOST_BATCH
         (busy if kept_busy else waiting)[subject.sample[0].dim()] += 1
     assert {2, 4} <= set(busy) & set(waiting)  # rows of features or characters, and images
-    assert 8 < busy.total() < 24
+    assert min(busy.total(), waiting.total()) >= 5
 
 
 def test_half_of_the_batches_are_powers_of_two() -> None:
