@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_here
+from kernels import convolutions_of, drawn_kernels
 from torch import nn
 from torch.optim import SGD
 
@@ -18,7 +18,7 @@ from offbeat.cost import Device, Kernel, TracedStep, trace
 from offbeat.cost.counts import bytes_of
 from offbeat.cost.cpu_step import visit
 from offbeat.cost.device_profile import DeviceProfile, load_profile
-from offbeat.cost.features import NAMES, class_of, features
+from offbeat.cost.features import class_of
 from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
 from offbeat.cost.kernel_model import LEAST_ERROR, KernelModel
 from offbeat.cost.learn import (
@@ -36,7 +36,6 @@ from offbeat.cost.learned_profile import Calibration, judged_kernels, kernels_fi
 from offbeat.cost.measured_collectives import measured_all_reduces
 from offbeat.cost.predict import predict
 from offbeat.cost.profile import Profile, Timing
-from offbeat.cost.random_models import random_models
 from offbeat.cost.residual import from_dict, learn_mlps, learn_trees
 from offbeat.cost.roofline import op_seconds
 from offbeat.cost.subject import find_subject
@@ -73,12 +72,6 @@ def perceptron(width: int, batch: int = 48) -> TracedStep:
     return trace(build, torch.zeros(batch, width), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1))
 
 
-def drawn_kernels(models: int, seed: int = 0) -> list[Kernel]:
-    cases = itertools.islice(random_models(seed=seed, platform="cpu", most_flops=1e9), models)
-    kernels = (op.kernel for subject, batch in cases for op in subject.at(batch).ops if op.nbytes)
-    return list(dict.fromkeys(replace(kernel, near=(0, 0)) for kernel in kernels))
-
-
 @lru_cache
 def timings() -> dict[Kernel, Timing]:
     drawn = drawn_kernels(28)
@@ -106,23 +99,6 @@ def test_every_class_may_be_learned_in_its_own_way() -> None:
     judged = {"mlp": Judged({"x": 0.3}, {"a": 0.1, "b": 0.3}), "trees": Judged({"x": 0.2}, {"a": 0.2, "b": 0.1}),
               "both": Judged({"x": 0.1}, {"a": 0.15, "b": 0.2})}  # fmt: skip
     assert [_best(name, judged) for name in "abc"] == ["mlp", "trees", "both"]
-
-
-def convolutions_of(model: nn.Module, channels: int) -> list[Kernel]:
-    step = trace(
-        lambda: model, torch.zeros(2, channels, 8, 8), None, loss=lambda out, _: out.sum(),
-        optimizer=partial(SGD, lr=0.1),
-    )  # fmt: skip
-    return [op.kernel for op in step.ops if op.kind == "convolution"]
-
-
-def test_depthwise_convolutions_are_a_class_of_their_own() -> None:
-    chain = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 6, 1, groups=2))
-    forward = [kernel for kernel in convolutions_of(chain, 3) if not kernel.part]
-    assert list(map(class_of, forward)) == ["convolution", "convolution/depthwise", "convolution"]
-    parts = {kernel.part: class_of(kernel) for kernel in convolutions_of(chain[1:2], 6)}
-    assert parts[""] == parts["weight"] == "convolution/depthwise"
-    assert class_of(convolutions_of(nn.Conv2d(1, 4, 3), 1)[0]) == "convolution"
 
 
 def test_few_of_a_class_are_learned_with_their_kind() -> None:
@@ -198,63 +174,6 @@ def test_far_from_what_was_measured_the_roofline_leads() -> None:
     assert near is not None
     assert far is not None
     assert abs(near - far) < 0.7, "100 times the work, but no wild guess"
-
-
-def test_features_have_their_places() -> None:
-    for kernel in drawn_kernels(12, seed=1):
-        assert len(features(kernel)) == len(NAMES)
-        assert all(map(math.isfinite, features(kernel)))
-
-
-def test_features_know_the_sizes_of_matrices_and_filters() -> None:
-    step = trace(
-        lambda: nn.Sequential(nn.Conv2d(6, 12, 3, stride=2, groups=3), nn.Flatten(), nn.Linear(12 * 49, 5)),
-        torch.zeros(2, 6, 15, 15), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1),
-    )  # fmt: skip
-
-    def dims(kernel: Kernel, count: int) -> list[int]:
-        found = features(kernel)[NAMES.index("dim0") : NAMES.index("even0")]
-        assert not any(found[count:])
-        return [round(math.exp(value)) - 1 for value in found[:count]]
-
-    convolution = next(op.kernel for op in step.ops if op.kind == "convolution")
-    assert dims(convolution, 8)[:6] == [2, 6, 12, 49, 9, 3]  # batch, channels in and out, pixels, filter, groups
-    assert dims(convolution, 8)[7] == 4  # strides
-    product = next(op.kernel for op in step.ops if op.kind == "matmul")
-    assert dims(product, 6)[:4] == [2, 5, 12 * 49, 1]
-    assert features(product)[NAMES.index("dim4") : NAMES.index("dim6")] == [0.0, 1.0]  # the weight lies turned
-    assert features(product)[NAMES.index("even0") :] == [2.0, 0.0, 1.0, 0.0, 2 / 128, 5 / 128, 588 / 608]
-    assert features(convolution)[NAMES.index("even0") :] == [1.0, 2.0, 0.0, 0.0, 12 / 128, 6 / 128, 49 / 128]
-
-
-def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
-    def found(model: nn.Module, kind: str) -> list[float]:
-        inputs = torch.zeros(3, 8, 5, 4)
-        step = trace(lambda: model, inputs, None, loss=lambda out, _: out.sum(), optimizer=partial(SGD, lr=0.1))
-        return features(next(op.kernel for op in step.ops if op.kind == kind))
-
-    first, even = NAMES.index("dim0"), NAMES.index("even0")
-
-    def sizes(own: list[float], count: int) -> list[int]:
-        return [round(math.exp(value)) - 1 for value in own[first : first + count]]
-
-    own = found(nn.BatchNorm2d(8), "batch_norm")
-    assert sizes(own, 6) == [
-        3,
-        8,
-        20,
-        60,
-        120,
-        4,
-    ]  # samples, channels, places, of a channel, rows, of a row
-    assert own[even:] == [3.0, 2.0, 0.0, 0.0, 20 / 512, 8 / 128, 0.0]  # 8 channels, 20 places
-    for norm, rows, length, weights in ((nn.LayerNorm(4), 120, 4, 4), (nn.GroupNorm(2, 8), 6, 80, 8)):
-        own = found(norm, "row_norm")
-        assert sizes(own, 3) == [rows, length, weights]
-        assert own[even + 4] == length / 128
-    own = found(nn.BatchNorm2d(8), "reduction")
-    assert [round(math.exp(value)) - 1 for value in own[first : first + 2]] == [1, 480]
-    assert own[first + 2 : first + 4] == [0.0, 0.0]
 
 
 def test_speeds_are_those_that_the_fastest_kernels_reach() -> None:

@@ -1,0 +1,95 @@
+"""Features: that they say what they are meant to say of a kernel, and which kernels are learned together."""
+
+import math
+from functools import partial
+
+import torch
+from kernels import convolutions_of, drawn_kernels
+from torch import nn
+from torch.optim import SGD
+
+from offbeat.cost import Kernel, trace
+from offbeat.cost.features import NAMES, class_of, features
+from offbeat.train.models import GPT
+
+
+def test_features_have_their_places() -> None:
+    for kernel in drawn_kernels(12, seed=1):
+        assert len(features(kernel)) == len(NAMES)
+        assert all(map(math.isfinite, features(kernel)))
+
+
+def test_features_know_the_sizes_of_matrices_and_filters() -> None:
+    step = trace(
+        lambda: nn.Sequential(nn.Conv2d(6, 12, 3, stride=2, groups=3), nn.Flatten(), nn.Linear(12 * 49, 5)),
+        torch.zeros(2, 6, 15, 15), None, loss=lambda out, _: out.mean(), optimizer=partial(SGD, lr=0.1),
+    )  # fmt: skip
+
+    def dims(kernel: Kernel, count: int) -> list[int]:
+        found = features(kernel)[NAMES.index("dim0") : NAMES.index("even0")]
+        assert not any(found[count:])
+        return [round(math.exp(value)) - 1 for value in found[:count]]
+
+    convolution = next(op.kernel for op in step.ops if op.kind == "convolution")
+    assert dims(convolution, 8)[:6] == [2, 6, 12, 49, 9, 3]  # batch, channels in and out, pixels, filter, groups
+    assert dims(convolution, 8)[7] == 4  # strides
+    product = next(op.kernel for op in step.ops if op.kind == "matmul")
+    assert dims(product, 6)[:4] == [2, 5, 12 * 49, 1]
+    assert features(product)[NAMES.index("dim4") : NAMES.index("dim6")] == [0.0, 1.0]  # the weight is strided
+    assert features(product)[NAMES.index("even0") :] == [2.0, 0.0, 1.0, 0.0, 2 / 128, 5 / 128, 588 / 608]
+    assert features(convolution)[NAMES.index("even0") :] == [1.0, 2.0, 0.0, 0.0, 12 / 128, 6 / 128, 49 / 128]
+
+
+def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
+    def found(model: nn.Module, kind: str) -> list[float]:
+        inputs = torch.zeros(3, 8, 5, 4)
+        step = trace(lambda: model, inputs, None, loss=lambda out, _: out.sum(), optimizer=partial(SGD, lr=0.1))
+        return features(next(op.kernel for op in step.ops if op.kind == kind))
+
+    first, even = NAMES.index("dim0"), NAMES.index("even0")
+
+    def sizes(own: list[float], count: int) -> list[int]:
+        return [round(math.exp(value)) - 1 for value in own[first : first + count]]
+
+    own = found(nn.BatchNorm2d(8), "batch_norm")
+    # Samples, channels, places; the numbers of a channel; rows, and how long they are.
+    assert sizes(own, 6) == [3, 8, 20, 60, 120, 4]
+    assert own[even:] == [3.0, 2.0, 0.0, 0.0, 20 / 512, 8 / 128, 0.0]  # 8 channels, 20 places
+    for norm, rows, length, weights in ((nn.LayerNorm(4), 120, 4, 4), (nn.GroupNorm(2, 8), 6, 80, 8)):
+        own = found(norm, "row_norm")
+        assert sizes(own, 3) == [rows, length, weights]
+        assert own[even + 4] == length / 128
+    own = found(nn.BatchNorm2d(8), "reduction")
+    assert [round(math.exp(value)) - 1 for value in own[first : first + 2]] == [1, 480]
+    assert own[first + 2 : first + 4] == [0.0, 0.0]
+
+
+def test_depthwise_convolutions_are_a_class_of_their_own() -> None:
+    chain = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 6, 1, groups=2))
+    forward = [kernel for kernel in convolutions_of(chain, 3) if not kernel.part]
+    assert list(map(class_of, forward)) == ["convolution", "convolution/depthwise", "convolution"]
+    own = {kernel.part for kernel in convolutions_of(chain, 3) if class_of(kernel) == "convolution/depthwise"}
+    assert {"", "weight", "input"} <= own
+    assert class_of(convolutions_of(nn.Conv2d(1, 4, 3), 1)[0]) == "convolution"
+
+
+def test_gradients_of_norms_have_the_rows_of_the_norm() -> None:
+    step = trace(
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, elementwise_affine=False)), torch.zeros(3, 8, 5, 4),
+        None, loss=lambda out, _: out.sum(), optimizer=partial(SGD, lr=0.1),
+    )  # fmt: skip
+    forward, backward = (op.kernel for op in step.ops if op.kind == "row_norm")
+    place = NAMES.index("dim0")
+    assert backward.operator.endswith("backward")
+    assert features(forward)[place:] == features(backward)[place:]
+    assert features(forward)[place : place + 3] == [math.log(121), math.log(5), 0.0]
+
+
+def test_attention_knows_how_full_its_tiles_are() -> None:
+    tokens = torch.zeros(1, 130, dtype=torch.long)
+    step = trace(
+        lambda: GPT(130, 65, width=32, heads=2, blocks=1), tokens, None, loss=lambda out, _: out.sum(),
+        optimizer=partial(SGD, lr=0.1),
+    )  # fmt: skip
+    attention = next(op.kernel for op in step.ops if op.kind == "attention")
+    assert features(attention)[NAMES.index("fill0") :] == [130 / 256, 130 / 256, 0.0]
