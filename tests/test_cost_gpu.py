@@ -17,11 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offbeat.cost import trace
-from offbeat.cost.counts import flops_of
-from offbeat.cost.features import NAMES, features
 from offbeat.cost.gpu_step import FEWEST_TURNS, MARK, TURNS, Marked, Turn, _enough, at_one_speed, on_one_core
-from offbeat.cost.random_layers import BUSY_FLOPS as BUSY_FLOPS_OF_A_LAYER
-from offbeat.cost.random_layers import LAYERS, random_layers
 from offbeat.cost.random_models import BUSY_FLOPS, MOST_BATCH, random_models
 from offbeat.cost.random_sizes import ON_A_GPU
 
@@ -162,35 +158,3 @@ def test_turns_go_on_as_long_as_the_host_matters() -> None:
     assert _enough(host, TURNS, 5.0) == FEWEST_TURNS
     assert _enough(host, 2, 5.0) == _enough(host, 2, 0.1) == 2
     assert _enough(device, TURNS, 0.1) == 1
-
-
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks(
-    autocast: torch.dtype | None,
-) -> None:
-    cases = random_layers(seed=0, autocast=autocast)
-    steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(3))]
-    convolutions = [op.kernel for step in steps for op in step.ops if op.kind == "convolution"]
-    parts = Counter(kernel.part for kernel in convolutions)
-    assert parts["input"] == parts["weight"] == parts[""] > LAYERS
-    weights = [kernel.tensor("weight") for kernel in convolutions if not kernel.part]
-    round_ones = [weight for weight in weights if weight is not None and not any(n % 64 for n in weight.shape[:2])]
-    assert 0.2 < len(round_ones) / len(weights) < 0.7
-    attentions = [op.kernel for step in steps for op in step.of("forward") if op.kind == "attention"]
-    assert len({features(kernel)[NAMES.index("dim1")] for kernel in attentions}) > 1  # of several lengths
-    large = [kernel for kernel in convolutions if not kernel.part and flops_of(kernel) >= BUSY_FLOPS_OF_A_LAYER]
-    assert len(large) > 0.5 * len(weights)
-
-
-def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:
-    def drawn(seed: int, most_bytes: float = float("inf")) -> list[tuple[int, int]]:
-        cases = random_layers(seed=seed, most_bytes=most_bytes)
-        return [(batch, subject.at(batch).memory.peak) for subject, batch in (next(cases) for _ in range(2))]
-
-    free = drawn(0)
-    assert free == drawn(0) != drawn(1)
-    limit = 0.5 * max(peak for _, peak in free)
-    fitting = drawn(0, limit)
-    assert all(batch == 2 or peak <= limit for batch, peak in fitting)
-    for (batch, peak), (smaller, _) in zip(free, fitting, strict=True):
-        assert smaller < batch if peak > limit else smaller == batch

@@ -1,6 +1,7 @@
 """Real steps whose operations are timed in place, and what a calibration keeps of them."""
 
 import itertools
+import math
 import subprocess
 import sys
 import time
@@ -104,6 +105,39 @@ def test_a_visit_times_the_operations_of_the_trace(name: str) -> None:
     assert [kernel.name for kernel in found.kernels] == [op.kernel.name for op in subject.at(2).ops]
     assert all(seconds > 0 for seconds in (found.seconds, *found.ops))
     assert found.reference_seconds >= 0.002
+
+
+def test_a_norm_of_16_bits_is_traced_as_it_is() -> None:
+    """Its statistics have the weights' 32 bits, and its gradient needs no copy."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
+
+    plain = find_subject("cnn", platform="cpu", input_shape=(3, 16, 16))
+    subject = replace(plain, model=build, autocast=torch.bfloat16, _traced={})
+    found = visit(RealStep(subject, 2, CPU), lambda: None, fewest=1, most=1)
+    assert [kernel.call for kernel in found.kernels] == [op.kernel.call for op in subject.at(2).ops]
+
+
+def test_long_steps_are_visited_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
+    calls = 0
+
+    def counted() -> float:
+        nonlocal calls
+        calls += 1
+        return sum(by_phase())
+
+    by_phase = step.by_phase
+    made: dict[float, int] = {}
+    monkeypatch.setattr(RealStep, "__call__", lambda _step: counted())
+    for long in (0.0, math.inf):
+        monkeypatch.setattr("offbeat.cost.cpu_step.LONGEST_SECONDS", long)
+        monkeypatch.setattr("offbeat.cost.cpu_step.LONG_SECONDS", long)
+        calls = 0
+        visit(step, lambda: None, at_most_seconds=0.0)
+        made[long] = calls
+    assert made == {0.0: 3 + 2, math.inf: 3 + (2 + 4) * 2}, "and by_phase once in every turn"
 
 
 def test_timing_changes_no_number() -> None:

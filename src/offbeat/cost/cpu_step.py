@@ -14,6 +14,7 @@ from .visits import Calls, CallTimes, EachCall, Visit, medians
 
 WARM, FEWEST, MOST, SECONDS = 2, 4, 16, 0.5  # turns of a visit
 LONG_SECONDS = 0.1  # of a step: those before the first turn have warmed all that there is
+LONGEST_SECONDS, FEWEST_OF_THEM = 0.4, 2  # what the caches hold is little of such a step, and noise is less, too
 
 
 class Timed(EachCall):  # type: ignore[no-untyped-call]
@@ -46,13 +47,17 @@ def visit(
         step()
     whole, beside = list[tuple[float, float, float]](), list[float]()
     calls = [CallTimes(own) for own in recorder.places]
-    warm = WARM if _seconds_of(step) < LONG_SECONDS else 0
+    first = _seconds_of(step)
+    warm = WARM if first < LONG_SECONDS else 0
+    if first >= LONGEST_SECONDS:
+        fewest = min(fewest, FEWEST_OF_THEM)
     began = time.perf_counter()
     for turn in range(-warm, most):
         timed = Timed(split=turn % 2 == 0)
         reference()
         reference_taken = _seconds_of(reference)
-        step()  # so that what is timed finds the caches as a step leaves them
+        if first < LONGEST_SECONDS:
+            step()  # so that what is timed finds the caches as a step leaves them
         if turn % 4 < 2:  # neither is always the first
             taken = step.by_phase()
         with timed:

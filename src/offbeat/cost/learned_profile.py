@@ -74,11 +74,10 @@ class Calibration:
     def random_cases(self) -> Iterator[Case]:
         most = self.most_bytes
         each = [
-            random_models(seed=self.seed, platform=self.platform, autocast=own, most_bytes=most)
+            drawn(seed=self.seed, platform=self.platform, autocast=own, most_bytes=most)
+            for drawn in (random_models, random_layers)
             for own in self.precisions
         ]
-        if self.platform == "cuda":
-            each += [random_layers(seed=self.seed, autocast=own, most_bytes=most) for own in self.precisions]
         return itertools.chain.from_iterable(zip(*each, strict=True))
 
 

@@ -1,13 +1,15 @@
 """random_layers: many random layers in one step, each with an input of its own.
 
 A GPU needs a hundredth of a second for a step, and the profiler a second to tell of it: a step of many layers tells
-more in that time than one of a few. A layer is a convolution, a product of matrices or attention, with the norm and the
-activation that usually come with it; sizes are log-uniform, up to the largest that networks have. Most are large enough
-to keep a GPU busy: those are what a step waits for.
+more in that time than one of a few. On a CPU the time goes to the references and the warm-up of a visit, and some
+kernels are far from their like (a depthwise convolution with a stride, its gradient in 16 bits), so that many are
+needed. A layer is a convolution, a product of matrices or attention, with the norm and the activation that usually come
+with it; sizes are log-uniform, up to the largest that networks have. Many are large enough to keep the device busy:
+those are what a step waits for.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -17,17 +19,44 @@ from torch import Tensor, nn
 
 from ..train.task import cross_entropy
 from ..train.tasks import sgd
-from .random_sizes import ON_A_GPU, Sizes
+from .random_sizes import ON_A_CPU, ON_A_GPU, Sizes
 from .subject import Subject
+from .trace import Platform
 
-LAYERS, CLASSES = 24, 10  # of a step
-MOST_FLOPS = 1e11  # of a layer's forward
-MOST_NUMBERS = 1 << 28  # of its input, and of its output
-BUSY, BUSY_FLOPS, BUSY_NUMBERS = 0.75, 3e9, 1 << 25  # this share of the layers has so many of the one or the other
-SIDES, CHANNELS, KERNELS, STRIDES = (4, 128), (8, 2048), (1, 1, 3, 3, 3, 5), (1, 1, 1, 2)
-ROWS, WIDTHS = (1, 1024), (16, 8192)
+CLASSES = 10
+KERNELS, STRIDES = (1, 1, 3, 3, 3, 5), (1, 1, 1, 2)
 HEADS, OF_A_HEAD = (1, 16), (16, 32, 64, 64, 128)
 ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.GELU, nn.SiLU)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The layers of a step for a device; pairs are from least to most."""
+
+    sizes: Callable[[Random], Sizes]
+    layers: int  # of a step
+    most_flops: float  # of a layer's forward
+    most_numbers: int  # of its input, and of its output
+    busy: float  # this share of the layers
+    busy_flops: float  # has so much to do,
+    busy_numbers: int  # or so much to read or write
+    depthwise: float  # share, of convolutions that look around
+    sides: tuple[int, int]
+    channels: tuple[int, int]
+    rows: tuple[int, int]
+    widths: tuple[int, int]
+
+
+SCALES: Mapping[Platform, Scale] = {
+    "cpu": Scale(
+        sizes=ON_A_CPU, layers=10, most_flops=2e8, most_numbers=1 << 21, busy=0.5, busy_flops=1e7,
+        busy_numbers=1 << 17, depthwise=0.4, sides=(4, 64), channels=(8, 512), rows=(1, 512), widths=(16, 2048),
+    ),
+    "cuda": Scale(
+        sizes=ON_A_GPU, layers=24, most_flops=1e11, most_numbers=1 << 28, busy=0.75, busy_flops=3e9,
+        busy_numbers=1 << 25, depthwise=0.15, sides=(4, 128), channels=(8, 2048), rows=(1, 1024), widths=(16, 8192),
+    ),
+}  # fmt: skip
 
 
 class Attend(nn.Module):
@@ -68,44 +97,45 @@ class Layer:
 
 
 def random_layers(
-    *, seed: int, autocast: torch.dtype | None = None, most_bytes: float = math.inf
+    *, seed: int, platform: Platform, autocast: torch.dtype | None = None, most_bytes: float = math.inf
 ) -> Iterator[tuple[Subject, int]]:
-    """Steps for a GPU with a batch size each, without end; the same seed and limit give the same ones."""
-    sizes, number = ON_A_GPU(Random(seed)), 0
+    """Steps with a batch size each, without end; the same seed and limit give the same ones."""
+    scale, number = SCALES[platform], 0
+    sizes = scale.sizes(Random(seed))
     while True:
         batch, number = sizes.batch(), number + 1
-        layers = [_layer(sizes, batch) for _ in range(LAYERS)]
+        layers = [_layer(scale, sizes, batch) for _ in range(scale.layers)]
         inputs = tuple(torch.zeros(1, *layer.shape, device="meta") for layer in layers)
         subject = Subject(
             name=f"random layers {seed}.{number}", model=partial(Apart, layers), loss=cross_entropy,
             sample=(inputs, torch.zeros(1, dtype=torch.long, device="meta")),
-            optimizer=partial(sgd, learning_rate=0.01), platform="cuda", autocast=autocast, classes=CLASSES,
+            optimizer=partial(sgd, learning_rate=0.01), platform=platform, autocast=autocast, classes=CLASSES,
         )  # fmt: skip
         while batch > 2 and subject.at(batch).memory.peak > most_bytes:
             batch = max(2, batch // 4)
         yield subject, batch
 
 
-def _layer(sizes: Sizes, batch: int) -> Layer:
-    busy, kind = sizes.random.random() < BUSY, sizes.random.random()
+def _layer(scale: Scale, sizes: Sizes, batch: int) -> Layer:
+    busy, kind = sizes.random.random() < scale.busy, sizes.random.random()
     draw = _convolution if kind < 0.6 else _product if kind < 0.9 else _attention
     while True:
-        layer = draw(sizes)
+        layer = draw(scale, sizes)
         flops, numbers = batch * layer.flops, batch * layer.numbers
-        small = flops < BUSY_FLOPS and numbers < BUSY_NUMBERS
-        if flops <= MOST_FLOPS and numbers <= MOST_NUMBERS and not (busy and small):
+        small = flops < scale.busy_flops and numbers < scale.busy_numbers
+        if flops <= scale.most_flops and numbers <= scale.most_numbers and not (busy and small):
             return layer
 
 
-def _convolution(sizes: Sizes) -> Layer:
+def _convolution(scale: Scale, sizes: Sizes) -> Layer:
     random = sizes.random
-    side, kernel, stride = sizes.size(*SIDES), random.choice(KERNELS), random.choice(STRIDES)
+    side, kernel, stride = sizes.size(*scale.sides), random.choice(KERNELS), random.choice(STRIDES)
     block = sizes.block()
-    inner, outer, groups = sizes.width(*CHANNELS, block), sizes.width(*CHANNELS, block), 1
+    inner, outer, groups = sizes.width(*scale.channels, block), sizes.width(*scale.channels, block), 1
     shape = random.random()
     if shape < 0.1:
         inner = 3  # an image
-    elif shape < 0.25 and kernel > 1:
+    elif shape < 0.1 + scale.depthwise and kernel > 1:
         outer = groups = inner
     norm = random.choice((nn.BatchNorm2d, nn.BatchNorm2d, nn.BatchNorm2d, None))
     parts: list[Callable[[], nn.Module]] = [
@@ -118,12 +148,12 @@ def _convolution(sizes: Sizes) -> Layer:
     return Layer(parts, (inner, side, side), flops, max(side**2 * inner, places * outer))
 
 
-def _product(sizes: Sizes) -> Layer:
+def _product(scale: Scale, sizes: Sizes) -> Layer:
     """Of rows of features, or of a single one, as perceptrons have it."""
     random = sizes.random
-    rows = 1 if random.random() < 0.3 else sizes.size(*ROWS)
+    rows = 1 if random.random() < 0.3 else sizes.size(*scale.rows)
     block = sizes.block()
-    inner, outer = sizes.width(*WIDTHS, block), sizes.width(*WIDTHS, block)
+    inner, outer = sizes.width(*scale.widths, block), sizes.width(*scale.widths, block)
     parts: list[Callable[[], nn.Module]] = [
         *([partial(nn.LayerNorm, inner)] if random.random() < 0.6 else []),
         partial(nn.Linear, inner, outer, bias=random.random() < 0.8),
@@ -132,9 +162,9 @@ def _product(sizes: Sizes) -> Layer:
     return Layer(parts, (rows, inner) if rows > 1 else (inner,), 2.0 * rows * inner * outer, rows * max(inner, outer))
 
 
-def _attention(sizes: Sizes) -> Layer:
+def _attention(scale: Scale, sizes: Sizes) -> Layer:
     random = sizes.random
-    rows, heads, causal = max(2, sizes.size(*ROWS)), sizes.size(*HEADS), random.random() < 0.5
+    rows, heads, causal = max(2, sizes.size(*scale.rows)), sizes.size(*HEADS), random.random() < 0.5
     width = heads * random.choice(OF_A_HEAD)
     parts: list[Callable[[], nn.Module]] = [partial(nn.Linear, width, 3 * width), partial(Attend, heads, causal)]
     return Layer(parts, (rows, width), rows * width * (6.0 * width + 4.0 * rows), 3 * rows * width)

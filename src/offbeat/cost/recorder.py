@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import BadInput
 from .alive import Alive
 from .arguments import Arguments, flat, spec_of, storage_of
+from .fake import as_real
 from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
 from .op import OPTIMIZER, Op, Phase
@@ -103,7 +104,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            result = func(*args, **kwargs)
+            result = as_real(func, args, func(*args, **kwargs))
         except Exception as error:
             if self.phase == "optimizer" and isinstance(error, DataDependentOutputException):
                 return 1.0  # a step counter, say: no optimizer of torch chooses its kernels by such a value

@@ -1,0 +1,62 @@
+"""random_layers: what a calibration learns from beside whole models."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from offbeat.cost.counts import flops_of
+from offbeat.cost.features import NAMES, class_of, features
+from offbeat.cost.random_layers import SCALES, random_layers
+from offbeat.cost.trace import Platform
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks(
+    platform: Platform, autocast: torch.dtype | None
+) -> None:
+    cases, scale = random_layers(seed=0, platform=platform, autocast=autocast), SCALES[platform]
+    steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(72 // scale.layers))]
+    convolutions = [op.kernel for step in steps for op in step.ops if op.kind == "convolution"]
+    parts = Counter(kernel.part for kernel in convolutions)
+    assert parts["input"] == parts["weight"] == parts[""] > 24
+    weights = [kernel.tensor("weight") for kernel in convolutions if not kernel.part]
+    round_ones = [weight for weight in weights if weight is not None and not any(n % 64 for n in weight.shape[:2])]
+    assert 0.2 < len(round_ones) / len(weights) < 0.7
+    attentions = [op.kernel for step in steps for op in step.of("forward") if op.kind == "attention"]
+    assert len({features(kernel)[NAMES.index("dim1")] for kernel in attentions}) > 1  # of several lengths
+    large = [kernel for kernel in convolutions if not kernel.part and flops_of(kernel) >= scale.busy_flops]
+    assert len(large) > 0.5 * scale.busy * len(weights)
+
+
+def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:
+    def drawn(seed: int, most_bytes: float = float("inf")) -> list[tuple[int, int]]:
+        cases = random_layers(seed=seed, platform="cuda", most_bytes=most_bytes)
+        return [(batch, subject.at(batch).memory.peak) for subject, batch in (next(cases) for _ in range(2))]
+
+    free = drawn(0)
+    assert free == drawn(0) != drawn(1)
+    limit = 0.5 * max(peak for _, peak in free)
+    fitting = drawn(0, limit)
+    assert all(batch == 2 or peak <= limit for batch, peak in fitting)
+    for (batch, peak), (smaller, _) in zip(free, fitting, strict=True):
+        assert smaller < batch if peak > limit else smaller == batch
+
+
+def test_a_cpu_sees_many_depthwise_convolutions_with_a_stride() -> None:
+    """Their gradients are computed by other kernels than those without, a hundred times as slow in 16 bits."""
+    cases = random_layers(seed=0, platform="cpu", autocast=torch.bfloat16)
+    strided = [
+        dict(op.kernel.arguments)["stride"] != (1, 1)
+        for subject, batch in (next(cases) for _ in range(8))
+        for op in subject.at(batch).of("backward")
+        if class_of(op.kernel) == "convolution/depthwise" and op.kernel.part == "input"
+    ]
+    assert 3 <= sum(strided) < len(strided)
+
+
+def test_a_step_of_a_cpu_takes_no_long_time() -> None:
+    cases = random_layers(seed=0, platform="cpu")
+    flops = [subject.at(batch).flops for subject, batch in (next(cases) for _ in range(8))]
+    assert max(flops) < 3 * SCALES["cpu"].layers * SCALES["cpu"].most_flops
