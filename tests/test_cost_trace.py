@@ -255,6 +255,19 @@ def test_autocast_on_a_gpu_normalises_in_float32() -> None:
     assert (norm_dtype("cpu"), norm_dtype("cuda")) == (torch.bfloat16, torch.float32)
 
 
+def test_attention_on_a_gpu_is_laid_out_by_places() -> None:
+    """A transformer's layer, whose inputs are laid out by places first, then copies what attention made."""
+
+    def copies(platform: Any) -> int:
+        step = trace(
+            lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), torch.zeros(4, 8, 16),
+            None, loss=lambda made, _: made.mean(), optimizer=sgd, platform=platform,
+        )  # fmt: skip
+        return sum(op.kind == "copy" and op.path == "self_attn" for op in step.of("forward"))
+
+    assert copies("cuda") == copies("cpu") + 1
+
+
 def test_dropout_is_fused_on_a_gpu_only() -> None:
     """A transformer's layer drops attention's scores inside the attention, and activations outside of it."""
 

@@ -56,7 +56,7 @@ def fake_tensor(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-def as_real(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+def as_on_a_cpu(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """What an operation returns, of the types that it has on a CPU: torch has others for fake tensors where a norm has
     16 bits and its weights 32."""
     if func is torch.ops.aten.native_group_norm.default and args[1] is not None:

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import BadInput
 from .alive import Alive
 from .arguments import Arguments, flat, spec_of, storage_of
-from .fake import as_real
+from .fake import as_on_a_cpu
 from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
 from .op import OPTIMIZER, Op, Phase
@@ -36,11 +36,14 @@ _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_outpu
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects `ops` while it is entered; `phase` says what the step is doing. `caches`: their sizes, by which kernels
-    are told apart that find more there."""
+    are told apart that find more there; `answer`: what an operation returns on the device that is meant."""
 
-    def __init__(self, model: nn.Module, *, caches: Caches = CACHES["cpu"]) -> None:
+    def __init__(
+        self, model: nn.Module, *, caches: Caches = CACHES["cpu"], answer: Callable[[Any, Any, Any], Any] = as_on_a_cpu
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._caches = caches
+        self._answer = answer
         self.phase: Phase = "forward"
         self.failed_in: str | None = None  # the path of the operation that raised
         self.alive = Alive()
@@ -104,7 +107,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            result = as_real(func, args, func(*args, **kwargs))
+            result = self._answer(func, args, func(*args, **kwargs))
         except Exception as error:
             if self.phase == "optimizer" and isinstance(error, DataDependentOutputException):
                 return 1.0  # a step counter, say: no optimizer of torch chooses its kernels by such a value

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from ..errors import BadInput, unknown
 from ..train.task import Task
 from .arguments import spec_of
-from .fake import Model, fake_mode, fake_model, fake_tensors
-from .gpu import LikeGpu, use_foreach
+from .fake import Model, as_on_a_cpu, fake_mode, fake_model, fake_tensors
+from .gpu import LikeGpu, as_on_a_gpu, use_foreach
 from .kernel import Kernel, Spec
 from .memory import Memory
 from .op import LOSS, OPTIMIZER, Op, Phase
@@ -126,7 +126,8 @@ class Tracing:
         mode = fake_mode()
         network = fake_model(model, mode)
         inputs, targets = fake_tensors((inputs, targets), mode)
-        recorder = self._recorder = Recorder(network, caches=CACHES[platform])
+        answer = as_on_a_gpu if platform == "cuda" else as_on_a_cpu
+        recorder = self._recorder = Recorder(network, caches=CACHES[platform], answer=answer)
         weights = _count(recorder, network.parameters())
         buffers = _count(recorder, network.buffers())
         batch = _count(recorder, _tensors((inputs, targets)))
