@@ -16,7 +16,7 @@ from torch import nn
 
 from offbeat.cost import trace
 from offbeat.cost.calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
-from offbeat.cost.cpu_step import Timed, visit
+from offbeat.cost.cpu_step import FEWEST, WARM, Timed, visit
 from offbeat.cost.host import PhaseTiming, StepTiming
 from offbeat.cost.kernel import Kernel, Ref, Spec
 from offbeat.cost.profile import Profile, Timing
@@ -137,7 +137,7 @@ def test_long_steps_are_visited_with_fewer(monkeypatch: pytest.MonkeyPatch) -> N
         calls = 0
         visit(step, lambda: None, at_most_seconds=0.0)
         made[long] = calls
-    assert made == {0.0: 3 + 2, math.inf: 3 + (2 + 4) * 2}, "and by_phase once in every turn"
+    assert made == {0.0: 3 + 2, math.inf: 3 + (WARM + FEWEST) * 2}, "and by_phase once in every turn"
 
 
 def test_timing_changes_no_number() -> None:

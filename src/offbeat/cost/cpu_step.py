@@ -12,7 +12,7 @@ from typing import Any
 from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
-WARM, FEWEST, MOST, SECONDS = 2, 4, 16, 0.5  # turns of a visit
+WARM, FEWEST, MOST, SECONDS = 1, 3, 16, 0.3  # turns of a visit: many kernels tell more than one that is timed often
 LONG_SECONDS = 0.1  # of a step: those before the first turn have warmed all that there is
 LONGEST_SECONDS, FEWEST_OF_THEM = 0.4, 2  # what the caches hold is little of such a step, and noise is less, too
 

@@ -40,7 +40,8 @@ class Scale:
     busy: float  # this share of the layers
     busy_flops: float  # has so much to do,
     busy_numbers: int  # or so much to read or write
-    depthwise: float  # share, of convolutions that look around
+    depthwise: float  # share, of convolutions that look around;
+    depthwise_strides: tuple[int, ...]
     sides: tuple[int, int]
     channels: tuple[int, int]
     rows: tuple[int, int]
@@ -50,11 +51,13 @@ class Scale:
 SCALES: Mapping[Platform, Scale] = {
     "cpu": Scale(
         sizes=ON_A_CPU, layers=10, most_flops=2e8, most_numbers=1 << 21, busy=0.5, busy_flops=1e7,
-        busy_numbers=1 << 17, depthwise=0.4, sides=(4, 64), channels=(8, 512), rows=(1, 512), widths=(16, 2048),
+        busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2), sides=(4, 64), channels=(8, 512),
+        rows=(1, 512), widths=(16, 2048),
     ),
     "cuda": Scale(
         sizes=ON_A_GPU, layers=24, most_flops=1e11, most_numbers=1 << 28, busy=0.75, busy_flops=3e9,
-        busy_numbers=1 << 25, depthwise=0.15, sides=(4, 128), channels=(8, 2048), rows=(1, 1024), widths=(16, 8192),
+        busy_numbers=1 << 25, depthwise=0.15, depthwise_strides=STRIDES, sides=(4, 128), channels=(8, 2048),
+        rows=(1, 1024), widths=(16, 8192),
     ),
 }  # fmt: skip
 
@@ -136,7 +139,7 @@ def _convolution(scale: Scale, sizes: Sizes) -> Layer:
     if shape < 0.1:
         inner = 3  # an image
     elif shape < 0.1 + scale.depthwise and kernel > 1:
-        outer = groups = inner
+        outer, groups, stride = inner, inner, random.choice(scale.depthwise_strides)
     norm = random.choice((nn.BatchNorm2d, nn.BatchNorm2d, nn.BatchNorm2d, None))
     parts: list[Callable[[], nn.Module]] = [
         partial(nn.Conv2d, inner, outer, kernel, stride, kernel // 2, groups=groups, bias=random.random() < 0.3),
