@@ -1,7 +1,6 @@
 """Real steps whose operations are timed in place, and what a calibration keeps of them."""
 
 import itertools
-import math
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from torch import nn
 
 from offbeat.cost import trace
 from offbeat.cost.calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
-from offbeat.cost.cpu_step import FEWEST, WARM, Timed, visit
+from offbeat.cost.cpu_step import FEWEST, MOST_REPEATS, WARM, Timed, visit
 from offbeat.cost.host import PhaseTiming, StepTiming
 from offbeat.cost.kernel import Kernel, Ref, Spec
 from offbeat.cost.profile import Profile, Timing
@@ -119,25 +118,29 @@ def test_a_norm_of_16_bits_is_traced_as_it_is() -> None:
     assert [kernel.call for kernel in found.kernels] == [op.kernel.call for op in subject.at(2).ops]
 
 
-def test_long_steps_are_visited_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        (0.0, 3 + (WARM + FEWEST) * 2 * MOST_REPEATS),
+        (0.05, 3 + (WARM + FEWEST) * 2),
+        (0.2, 3 + FEWEST * 2),
+        (0.5, 3 + 2),
+    ],
+)
+def test_the_longer_a_step_the_fewer_are_made(monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int) -> None:
+    """Beside those that are timed as a whole, one in every repeat."""
     step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
-    calls = 0
+    made = 0
 
-    def counted() -> float:
-        nonlocal calls
-        calls += 1
-        return sum(by_phase())
+    def counted(own: RealStep) -> None:
+        nonlocal made
+        made += 1
+        own.by_phase()
 
-    by_phase = step.by_phase
-    made: dict[float, int] = {}
-    monkeypatch.setattr(RealStep, "__call__", lambda _step: counted())
-    for long in (0.0, math.inf):
-        monkeypatch.setattr("offbeat.cost.cpu_step.LONGEST_SECONDS", long)
-        monkeypatch.setattr("offbeat.cost.cpu_step.LONG_SECONDS", long)
-        calls = 0
-        visit(step, lambda: None, at_most_seconds=0.0)
-        made[long] = calls
-    assert made == {0.0: 3 + 2, math.inf: 3 + (WARM + FEWEST) * 2}, "and by_phase once in every turn"
+    monkeypatch.setattr(RealStep, "__call__", counted)
+    monkeypatch.setattr("offbeat.cost.cpu_step._seconds_of", lambda call: call() or max(seconds, 1e-9))
+    visit(step, lambda: None, at_most_seconds=0.0)
+    assert made == steps
 
 
 def test_timing_changes_no_number() -> None:

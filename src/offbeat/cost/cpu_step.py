@@ -13,6 +13,7 @@ from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
 WARM, FEWEST, MOST, SECONDS = 1, 3, 16, 0.3  # turns of a visit: many kernels tell more than one that is timed often
+SHORT_SECONDS, MOST_REPEATS = 0.02, 5  # the references take longer than a short step, which is repeated in a turn
 LONG_SECONDS = 0.1  # of a step: those before the first turn have warmed all that there is
 LONGEST_SECONDS, FEWEST_OF_THEM = 0.4, 2  # what the caches hold is little of such a step, and noise is less, too
 
@@ -51,24 +52,27 @@ def visit(
     warm = WARM if first < LONG_SECONDS else 0
     if first >= LONGEST_SECONDS:
         fewest = min(fewest, FEWEST_OF_THEM)
+    repeats = max(1, min(MOST_REPEATS, int(SHORT_SECONDS / first)))
     began = time.perf_counter()
     for turn in range(-warm, most):
-        timed = Timed(split=turn % 2 == 0)
         reference()
         reference_taken = _seconds_of(reference)
-        if first < LONGEST_SECONDS:
-            step()  # so that what is timed finds the caches as a step leaves them
-        if turn % 4 < 2:  # neither is always the first
-            taken = step.by_phase()
-        with timed:
-            step()
-        if turn % 4 >= 2:
-            taken = step.by_phase()
+        for _ in range(repeats):
+            timed = Timed(split=turn % 2 == 0)
+            if first < LONGEST_SECONDS:
+                step()  # so that what is timed finds the caches as a step leaves them
+            if turn % 4 < 2:  # neither is always the first
+                taken = step.by_phase()
+            with timed:
+                step()
+            if turn % 4 >= 2:
+                taken = step.by_phase()
+            if turn >= 0:
+                whole.append(taken)
+                for call, seconds in zip(calls, timed.by_call(timed.seconds), strict=True):
+                    call.add(seconds)
         if turn >= 0:
-            whole.append(taken)
             beside.append(reference_taken)
-            for call, seconds in zip(calls, timed.by_call(timed.seconds), strict=True):
-                call.add(seconds)
         if turn + 1 >= fewest and time.perf_counter() - began > at_most_seconds:
             break
     ops = tuple(seconds for call in calls for seconds in call.ops())
