@@ -12,10 +12,10 @@ from typing import Any
 from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
-WARM, FEWEST, MOST, SECONDS = 1, 3, 16, 0.3  # turns of a visit: many kernels tell more than one that is timed often
+WARM, FEWEST, MOST, SECONDS = 1, 4, 16, 0.3  # turns of a visit: many kernels tell more than one that is timed often
 SHORT_SECONDS, MOST_REPEATS = 0.02, 5  # the references take longer than a short step, which is repeated in a turn
 LONG_SECONDS = 0.1  # of a step: those before the first turn have warmed all that there is
-LONGEST_SECONDS, FEWEST_OF_THEM = 0.4, 2  # what the caches hold is little of such a step, and noise is less, too
+LONGEST_SECONDS, FEWEST_OF_THEM = 0.4, 2  # would take the time of many others; of these the caches hold little
 
 
 class Timed(EachCall):  # type: ignore[no-untyped-call]
@@ -37,11 +37,12 @@ def visit(
     step: RealStep,
     reference: Callable[[], None],
     *,
-    fewest: int = FEWEST,
+    fewest: int | None = None,
     most: int = MOST,
     at_most_seconds: float = SECONDS,
 ) -> Visit:
-    """The step, the step with its operations timed, and the reference, in turns."""
+    """The step, the step with its operations timed, and the reference, in turns; `fewest` of them, or as many as its
+    length asks for."""
     step()  # makes the optimizer's state
     recorder = Calls(step.model)
     with recorder:
@@ -49,23 +50,26 @@ def visit(
     whole, beside = list[tuple[float, float, float]](), list[float]()
     calls = [CallTimes(own) for own in recorder.places]
     first = _seconds_of(step)
-    warm = WARM if first < LONG_SECONDS else 0
-    if first >= LONGEST_SECONDS:
-        fewest = min(fewest, FEWEST_OF_THEM)
+    longest = first >= LONGEST_SECONDS
+    if fewest is None:
+        fewest = FEWEST_OF_THEM if longest else FEWEST
+    if not longest:
+        with Timed(split=True):  # has kernels of its own, which are made when they are first called
+            step()
     repeats = max(1, min(MOST_REPEATS, int(SHORT_SECONDS / first)))
     began = time.perf_counter()
-    for turn in range(-warm, most):
+    for turn in range(-WARM if first < LONG_SECONDS else 0, most):
         reference()
         reference_taken = _seconds_of(reference)
-        for _ in range(repeats):
-            timed = Timed(split=turn % 2 == 0)
-            if first < LONGEST_SECONDS:
+        for number in range(turn * repeats, (turn + 1) * repeats):
+            timed = Timed(split=number % 2 == 0)
+            if not longest:
                 step()  # so that what is timed finds the caches as a step leaves them
-            if turn % 4 < 2:  # neither is always the first
+            if number % 4 < 2:  # neither is always the first
                 taken = step.by_phase()
             with timed:
                 step()
-            if turn % 4 >= 2:
+            if number % 4 >= 2:
                 taken = step.by_phase()
             if turn >= 0:
                 whole.append(taken)

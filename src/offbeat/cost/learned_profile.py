@@ -33,8 +33,14 @@ from .subject import Subject
 from .trace import Platform, TracedStep
 from .zoo import held_out, learned_from, references
 
+Batches = tuple[int, ...]
+
 LEARN_SECONDS = 50.0  # of the time, for each precision; what is left is for measuring
-BATCHES = {"cpu": (2, 16), "cuda": (4, 32, 256)}  # of the zoo; steps of seconds would take the time of many others
+BATCHES: Mapping[Platform, Batches] = {
+    "cpu": (2, 16),
+    "cuda": (4, 32, 256),
+}  # of what is learned from; longer steps take the time of many others
+JUDGED_BATCHES: Mapping[Platform, Batches] = {"cpu": (2, 32), "cuda": (4, 32, 256)}
 VISITING: Mapping[Platform, Visiting] = {"cpu": visit, "cuda": visit_on_gpu}
 LOCAL = {"cpu": Link(bytes_per_second=5e9, seconds=2e-5), "cuda": Link(bytes_per_second=32e9, seconds=5e-6)}
 BAND_OF_THE_REST = (0.5, 2.0)  # classes that were not measured
@@ -53,18 +59,20 @@ class Calibration:
     minutes: float
     bf16: bool = False  # also under autocast to bfloat16
     seed: int = 0
-    batches: tuple[int, ...] | None = None
+    batches: Batches | None = None
     visiting: Visiting | None = None
 
     @property
     def precisions(self) -> tuple[torch.dtype | None, ...]:
         return (None, torch.bfloat16) if self.bf16 else (None,)
 
-    def cases(self, models: Callable[[Platform, torch.dtype | None], Iterable[Subject]]) -> list[Case]:
+    def cases(
+        self, models: Callable[[Platform, torch.dtype | None], Iterable[Subject]], batches: Mapping[Platform, Batches]
+    ) -> list[Case]:
         """All of these models, at several batch sizes, in every precision."""
-        batches = self.batches or BATCHES[self.platform]
+        own = self.batches or batches[self.platform]
         each = [models(self.platform, precision) for precision in self.precisions]
-        return [(subject, batch) for subjects in zip(*each, strict=True) for batch in batches for subject in subjects]
+        return [(subject, batch) for subjects in zip(*each, strict=True) for batch in own for subject in subjects]
 
     @property
     def most_bytes(self) -> float:
@@ -83,7 +91,7 @@ class Calibration:
 
 def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> DeviceProfile:
     """What is measured is kept, so that an interrupted calibration goes on when called again."""
-    judged_by = how.cases(held_out)
+    judged_by = how.cases(held_out, JUDGED_BATCHES)
     learning = min(LEARN_SECONDS * len(how.precisions), 30 * how.minutes)
     end = time.monotonic() + 60 * how.minutes - learning
     measured = at_usual_speed(_visited(how, judged_by, end, step))
@@ -147,7 +155,7 @@ def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) ->
     if how.platform == "cpu":
         keep_freed_memory()
     return visit_models(
-        in_turns(_alternating(judged_by, how.cases(learned_from)), how.random_cases()),
+        in_turns(_alternating(judged_by, how.cases(learned_from, BATCHES)), how.random_cases()),
         kernels_file(how.path),
         references=references(),
         device=how.device,

@@ -21,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import BadInput
 from .alive import Alive
 from .arguments import Arguments, flat, spec_of, storage_of
-from .fake import as_on_a_cpu
 from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
 from .op import OPTIMIZER, Op, Phase
@@ -34,13 +33,18 @@ _CONVOLUTION_PARTS = ("input", "weight", "bias")
 _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_output", "input"), "bias": ("grad_output",)}
 
 
+Answer = Callable[[Any, tuple[Any, ...], Any], Any]  # (operation, its arguments, what fake tensors say) -> the truth
+
+
+def as_it_is(_func: Any, _args: tuple[Any, ...], result: Any) -> Any:
+    return result
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects `ops` while it is entered; `phase` says what the step is doing. `caches`: their sizes, by which kernels
-    are told apart that find more there; `answer`: what an operation returns on the device that is meant."""
+    are told apart that find more there; `answer`: what fake tensors get wrong about what an operation returns."""
 
-    def __init__(
-        self, model: nn.Module, *, caches: Caches = CACHES["cpu"], answer: Callable[[Any, Any, Any], Any] = as_on_a_cpu
-    ) -> None:
+    def __init__(self, model: nn.Module, *, caches: Caches = CACHES["cpu"], answer: Answer = as_it_is) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._caches = caches
         self._answer = answer
