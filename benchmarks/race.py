@@ -48,7 +48,7 @@ GPU = (
     "--task fashion-mnist --model resnet18 --batch 128 --learning-rate 0.05 --bf16 --device cuda --workers 8 "
     "--link 1gbit --target-accuracy 0.9"
 )
-BEST_ON_GPU = f"{NARROW},momentum=0.5"
+WITH_MOMENTUM = f"{NARROW},momentum=0.5"
 DILOCO_ON_GPU = "diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16"
 RACES = {
     "accuracy": f"{TO_ACCURACY} --strategies {AVERAGES},{ALL_RIVALS}",
@@ -70,11 +70,11 @@ RACES = {
     "--strategies lasgd,gossip:rate=20,a2cid2:rate=20",
     "ceilings-daso": f"{CEILINGS} --nodes 2 --link 100mbit --step-seconds 0.17 --steps 120 --strategies "
     "lasgd:gradients=node,every=100000,daso:b_max=16,wait=12,warmup_epochs=0,cooldown_epochs=0",
-    "gpu": f"{GPU} --steps 280 --snapshots 28 --strategies lasgd,{NARROW},{BEST_ON_GPU},fragments=12,"
+    "gpu": f"{GPU} --steps 280 --snapshots 28 --strategies lasgd,{NARROW},{WITH_MOMENTUM},fragments=12,"
     "lasgd:wire_dtype=int8,momentum=0.5,"
     f"gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,local_sgd:every=32,{DILOCO_ON_GPU}",
-    "gpu-best": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {BEST_ON_GPU},{DILOCO_ON_GPU}",
-    "gpu-parts": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {BEST_ON_GPU},fragments=12,"
+    "gpu-best": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
+    "gpu-parts": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},fragments=12,"
     f"{DILOCO_ON_GPU}",
     "gpu-ddp": f"{GPU} --steps 120 --snapshots 24 --strategies ddp",  # 82 s
     "gpu-daso": f"{GPU} --steps 200 --snapshots 20 --nodes 4 --strategies "

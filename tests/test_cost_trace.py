@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from offbeat.cost import Op, TracedStep, trace, trace_task
 from offbeat.cost.arguments import spec_of
-from offbeat.cost.op import LOSS, OPTIMIZER
+from offbeat.cost.op import LOSS, OPTIMIZER, Phase
 from offbeat.cost.recorder import Recorder
 from offbeat.errors import BadInput
 from offbeat.train.models import GPT, MODELS, cnn
@@ -255,17 +255,20 @@ def test_autocast_on_a_gpu_normalises_in_float32() -> None:
     assert (norm_dtype("cpu"), norm_dtype("cuda")) == (torch.bfloat16, torch.float32)
 
 
-def test_attention_on_a_gpu_is_laid_out_by_places() -> None:
-    """A transformer's layer, whose inputs are laid out by places first, then copies what attention made."""
+@pytest.mark.parametrize(("autocast", "more"), [(None, {"forward": 1, "backward": 0}),
+                                                (torch.bfloat16, {"forward": 0, "backward": -6})])  # fmt: skip
+def test_attention_is_laid_out_otherwise_on_a_gpu(autocast: torch.dtype | None, more: dict[Phase, int]) -> None:
+    """As an H200 has it: a transformer's layer, whose inputs are laid out by places first, copies what attention made
+    in float32, and no gradients in bfloat16."""
 
-    def copies(platform: Any) -> int:
+    def copies(platform: Any, phase: Phase) -> int:
         step = trace(
             lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), torch.zeros(4, 8, 16),
-            None, loss=lambda made, _: made.mean(), optimizer=sgd, platform=platform,
+            None, loss=lambda made, _: made.mean(), optimizer=sgd, platform=platform, autocast=autocast,
         )  # fmt: skip
-        return sum(op.kind == "copy" and op.path == "self_attn" for op in step.of("forward"))
+        return sum(op.kind == "copy" and op.path == "self_attn" for op in step.of(phase))
 
-    assert copies("cuda") == copies("cpu") + 1
+    assert {phase: copies("cuda", phase) - copies("cpu", phase) for phase in more} == more
 
 
 def test_dropout_is_fused_on_a_gpu_only() -> None:

@@ -56,18 +56,6 @@ def fake_tensor(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-def as_on_a_cpu(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """What an operation returns, of the types that it has on a CPU: torch has others for fake tensors where a norm has
-    16 bits and its weights 32."""
-    if func is torch.ops.aten.native_group_norm.default and args[1] is not None:
-        normed, mean, rstd = result
-        return normed, mean.to(args[1].dtype), rstd.to(args[1].dtype)
-    if func is torch.ops.aten.native_group_norm_backward.default:
-        gradient, *others = result
-        return (None if gradient is None else gradient.to(args[1].dtype), *others)
-    return result
-
-
 def _build(function: Callable[[], nn.Module]) -> nn.Module:
     try:
         with torch.device("meta"):

@@ -1,8 +1,7 @@
 """What torch does differently on a GPU than on the CPU, for traces of a GPU made where there is none.
 
 - Optimizers update all parameters with a few `_foreach` kernels, unless told otherwise.
-- Attention with dropout has a fused kernel, and so has dropout itself. What attention makes, and its
-  gradients, are laid out otherwise.
+- Attention with dropout has a fused kernel, and so has dropout itself.
 - Under autocast more operations are done in float32 (softmax, norms, losses); the CPU leaves them as they are.
 """
 
@@ -17,8 +16,6 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from .fake import as_on_a_cpu
-
 # The operations that CUDA's autocast does in float32 and the CPU's does not, as far as models use them:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 _IN_FLOAT32 = {
@@ -32,9 +29,6 @@ _SUMMED_IN_FLOAT32 = {"sum", "prod", "cumsum", "cumprod"}  # the kernel widens a
 
 _CROSS_ENTROPY = F.cross_entropy
 _ATTENTION, _DROPOUT = F.scaled_dot_product_attention, (F.dropout, torch.dropout)  # torch's own, also while wrapped
-
-_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class LikeGpu(TorchFunctionMode):
@@ -66,17 +60,6 @@ def call_like_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         elif name in _SUMMED_IN_FLOAT32 and _narrow(args[0]):
             kwargs = {"dtype": torch.float32, **kwargs}
     return func(*args, **kwargs)
-
-
-def as_on_a_gpu(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """What an operation of the CPU returns, laid out as a GPU's would be: attention in float32 by places, then heads;
-    gradients of that in 16 bits as what they are of."""
-    if func is _CPU_ATTENTION and not _narrow(result[0]):
-        seen, *others = result
-        return seen.new_empty(seen.transpose(1, 2).shape).transpose(1, 2), *others
-    if func is _CPU_ATTENTION_BACKWARD and _narrow(result[0]):
-        return tuple(map(torch.empty_like, args[1:4]))
-    return as_on_a_cpu(func, args, result)
 
 
 def _cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:

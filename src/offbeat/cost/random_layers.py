@@ -4,13 +4,13 @@ A GPU needs a hundredth of a second for a step, and the profiler a second to tel
 more in that time than one of a few. On a CPU the time goes to the references and the warm-up of a visit, and some
 kernels are far from their like (a depthwise convolution with a stride, its gradient in 16 bits), so that many are
 needed. A layer is a convolution, a product of matrices or attention, with the norm and the activation that usually come
-with it; sizes are log-uniform, up to the largest that networks have. Many are large enough to keep the device busy:
-those are what a step waits for.
+with it; sizes are log-uniform, up to the largest that networks have. Most are large enough to keep a GPU busy: those
+are what a step waits for.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -37,11 +37,12 @@ class Scale:
     layers: int  # of a step
     most_flops: float  # of a layer's forward
     most_numbers: int  # of its input, and of its output
+    follows: bool  # an activation comes before each layer, which finds its input in the caches, as in a network
     busy: float  # this share of the layers
     busy_flops: float  # has so much to do,
     busy_numbers: int  # or so much to read or write
-    depthwise: float  # share, of convolutions that look around;
-    depthwise_strides: tuple[int, ...]
+    depthwise: float  # share, of convolutions that look around
+    depthwise_strides: tuple[int, ...]  # one of these
     sides: tuple[int, int]
     channels: tuple[int, int]
     rows: tuple[int, int]
@@ -50,14 +51,14 @@ class Scale:
 
 SCALES: Mapping[Platform, Scale] = {
     "cpu": Scale(
-        sizes=ON_A_CPU, layers=10, most_flops=2e8, most_numbers=1 << 21, busy=0.5, busy_flops=1e7,
-        busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2), sides=(4, 64), channels=(8, 512),
-        rows=(1, 512), widths=(16, 2048),
+        sizes=ON_A_CPU, layers=10, most_flops=2e8, most_numbers=1 << 21, follows=True, busy=0.25,
+        busy_flops=1e7, busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2), sides=(4, 64),
+        channels=(8, 512), rows=(1, 512), widths=(16, 2048),
     ),
     "cuda": Scale(
-        sizes=ON_A_GPU, layers=24, most_flops=1e11, most_numbers=1 << 28, busy=0.75, busy_flops=3e9,
-        busy_numbers=1 << 25, depthwise=0.15, depthwise_strides=STRIDES, sides=(4, 128), channels=(8, 2048),
-        rows=(1, 1024), widths=(16, 8192),
+        sizes=ON_A_GPU, layers=24, most_flops=1e11, most_numbers=1 << 28, follows=False, busy=0.75,
+        busy_flops=3e9, busy_numbers=1 << 25, depthwise=0.15, depthwise_strides=STRIDES, sides=(4, 128),
+        channels=(8, 2048), rows=(1, 1024), widths=(16, 8192),
     ),
 }  # fmt: skip
 
@@ -124,6 +125,8 @@ def _layer(scale: Scale, sizes: Sizes, batch: int) -> Layer:
     draw = _convolution if kind < 0.6 else _product if kind < 0.9 else _attention
     while True:
         layer = draw(scale, sizes)
+        if scale.follows:
+            layer = replace(layer, parts=[sizes.random.choice(ACTIVATIONS), *layer.parts])
         flops, numbers = batch * layer.flops, batch * layer.numbers
         small = flops < scale.busy_flops and numbers < scale.busy_numbers
         if flops <= scale.most_flops and numbers <= scale.most_numbers and not (busy and small):

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import BadInput
 from .alive import Alive
+from .answers import Answer, as_it_is
 from .arguments import Arguments, flat, spec_of, storage_of
 from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
@@ -31,13 +32,6 @@ _NOTHING = ("lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "
 _CONVOLUTION_PARTS = ("input", "weight", "bias")
 # What each gradient of a convolution is computed from, by argument; the others are there for their shapes.
 _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_output", "input"), "bias": ("grad_output",)}
-
-
-Answer = Callable[[Any, tuple[Any, ...], Any], Any]  # (operation, its arguments, what fake tensors say) -> the truth
-
-
-def as_it_is(_func: Any, _args: tuple[Any, ...], result: Any) -> Any:
-    return result
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

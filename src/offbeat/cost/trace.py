@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import BadInput, unknown
 from ..train.task import Task
+from .answers import as_on_a_cpu, as_on_a_gpu
 from .arguments import spec_of
-from .fake import Model, as_on_a_cpu, fake_mode, fake_model, fake_tensors
-from .gpu import LikeGpu, as_on_a_gpu, use_foreach
+from .fake import Model, fake_mode, fake_model, fake_tensors
+from .gpu import LikeGpu, use_foreach
 from .kernel import Kernel, Spec
 from .memory import Memory
 from .op import LOSS, OPTIMIZER, Op, Phase
