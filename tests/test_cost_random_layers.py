@@ -22,8 +22,10 @@ def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks
     convolutions = [op.kernel for step in steps for op in step.ops if op.kind == "convolution"]
     parts = Counter(kernel.part for kernel in convolutions)
     assert parts["input"] == parts["weight"] == parts[""] > 24
-    weights = [kernel.tensor("weight") for kernel in convolutions if not kernel.part]
-    round_ones = [weight for weight in weights if weight is not None and weight.shape[0] % 64 == 0]
+    weights = [
+        kernel.tensor("weight") for kernel in convolutions if class_of(kernel) == kernel.kind and not kernel.part
+    ]
+    round_ones = [weight for weight in weights if weight is not None and not any(n % 64 for n in weight.shape[:2])]
     assert 0.2 < len(round_ones) / len(weights) < 0.7
     attentions = [op.kernel for step in steps for op in step.of("forward") if op.kind == "attention"]
     assert len({features(kernel)[NAMES.index("dim1")] for kernel in attentions}) > 1  # of several lengths
@@ -40,6 +42,7 @@ def test_as_many_layers_as_asked_for_keep_the_device_busy(platform: Platform, mo
 
     scale = SCALES[platform]
     assert busy_ones(1.0) > busy_ones(0.0) + 0.1
+    assert platform == "cpu" or busy_ones(scale.busy) > 0.5
 
 
 def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:
@@ -57,7 +60,7 @@ def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:
 
 
 def test_a_cpu_sees_many_depthwise_convolutions_with_a_stride() -> None:
-    """Their gradients are computed by other kernels than those without, a hundred times as slow in 16 bits."""
+    """Their gradients are computed by other kernels than those without, many times as slow in 16 bits."""
     cases = random_layers(seed=0, platform="cpu", autocast=torch.bfloat16)
     strided = [
         dict(op.kernel.arguments)["stride"] != (1, 1)

@@ -1,8 +1,8 @@
 """Answers: what an operation returns on the device that is meant, where fake tensors say otherwise.
 
 - A norm with 16 bits and weights of 32: torch has other types for fake tensors than its kernels.
-- Attention on a GPU: what it makes in float32 is laid out by places, then heads, whatever its inputs are; in 16 bits
-  the gradients of queries, keys and values are laid out like these.
+- Attention on a GPU, as an H200 has it: what it makes in float32 is laid out by places, then heads, whatever its inputs
+  are; in 16 bits, by cuDNN, the gradients of queries, keys and values are laid out like these.
 """
 
 from collections.abc import Callable

@@ -65,7 +65,7 @@ def visit(
             timed = Timed(split=number % 2 == 0)
             if not longest:
                 step()  # so that what is timed finds the caches as a step leaves them
-            if number % 4 < 2:  # neither is always the first
+            if number % 4 < 2:  # neither is always the first, where there are more than two
                 taken = step.by_phase()
             with timed:
                 step()
