@@ -74,6 +74,7 @@ RACES = {
     "lasgd:wire_dtype=int8,momentum=0.5,"
     f"gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,local_sgd:every=32,{DILOCO_ON_GPU}",
     "gpu-best": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
+    "gpu-best-again": f"{GPU} --steps 240 --snapshots 30 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",  # seed 0
     "gpu-parts": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},fragments=12,"
     f"{DILOCO_ON_GPU}",
     "gpu-ddp": f"{GPU} --steps 120 --snapshots 24 --strategies ddp",  # 82 s

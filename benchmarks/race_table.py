@@ -201,7 +201,7 @@ def blocks() -> dict[str, list[str]]:
     accuracy = _read(*TO_ACCURACY)
     half_rate, third = _read("half-rate", "half-rate-narrow"), _read("third-of-the-rate")
     straggler = Race.read("straggler")
-    gpu = _read("gpu", "gpu-best", "gpu-parts", "gpu-ddp", "gpu-daso")
+    gpu = _read("gpu", "gpu-best", "gpu-best-again", "gpu-parts", "gpu-ddp", "gpu-daso")
     ceilings = _read("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
     found: dict[str, list[str]] = {}
     if accuracy:

@@ -7,6 +7,8 @@ merged behind all that was launched before. One step ahead is enough to keep the
 
 import torch
 
+from .events import mark
+
 
 class Lead:
     def __init__(self, device: torch.device) -> None:
@@ -20,5 +22,4 @@ class Lead:
 
     def mark(self) -> None:
         if self._device.type == "cuda":
-            self._here = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self._here.record(torch.cuda.current_stream(self._device))
+            self._here = mark(torch.cuda.current_stream(self._device))

@@ -3,7 +3,7 @@
 device -> pinned host buffer (side stream) -> between hosts -> pinned host buffer -> device (side stream)
 
 Two threads, one that sends and one that receives, keep the order of the calls; the training thread only ever
-enqueues.
+enqueues. They sleep while they wait for the GPU.
 """
 
 import threading
@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from .events import mark
 
 Wait = Callable[[], object]  # returns when it is done, or raises what went wrong
 Begin = Callable[[Tensor, Tensor], Wait]  # begin(x, out) on the host
@@ -67,8 +69,7 @@ class Staging:
         outward.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(outward):
             host_x.copy_(x, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(outward)
+            copied = mark(outward)
 
         def send() -> Wait:
             copied.synchronize()
@@ -80,7 +81,7 @@ class Staging:
             sent.result()()
             with torch.cuda.stream(inward):
                 out.copy_(host_out, non_blocking=True)
-                inward.synchronize()
+                mark(inward).synchronize()
 
         return self._receiver.submit(receive)
 
