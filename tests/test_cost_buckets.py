@@ -6,6 +6,7 @@ from offbeat.cost.buckets import in_buckets
 from offbeat.cost.device_profile import load_profile
 from offbeat.cost.pace import Machines, Work, fills_buckets, pace, played_out
 from offbeat.cost.predict import predict
+from offbeat.cost.reuse import WARMEST
 from offbeat.cost.step import time_step
 from offbeat.cost.subject import find_subject
 from offbeat.cost.wires import Wires
@@ -30,6 +31,9 @@ def test_every_gradient_is_copied_in_when_it_is_there_and_back_before_the_optimi
     assert list(bucketed.ops[first : first + len(backs)]) == backs
     kept = [op.kernel for op in bucketed.ops if op not in copies]
     assert kept == step.kernels, "all else is as it was"
+    assert {op.kernel.warm for op in backs[1:]} == {WARMEST}, "one after the other"
+    on_gpu = in_buckets(find_subject("resnet8", platform="cuda").at(4))
+    assert not any(kernel.warm for kernel in on_gpu.kernels)
 
 
 def test_a_bucket_is_ready_when_its_copies_are_made() -> None:

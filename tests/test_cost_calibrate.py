@@ -10,7 +10,7 @@ import torch
 
 from offbeat.cost import Kernel
 from offbeat.cost.counts import bytes_of, flops_of
-from offbeat.cost.profile import Profile
+from offbeat.cost.profile import VERSION, Profile
 from offbeat.cost.profile_at import profile_at
 from offbeat.cost.random_models import random_models
 from offbeat.cost.written import from_json, to_json
@@ -52,7 +52,9 @@ def test_profile_of_another_setup_is_not_added_to(tmp_path: Path) -> None:
         profile_at(path, device)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 5, "device": "x", "steps": {}, "kernels": [{}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", f'{{"version": {VERSION}, "device": "x", "steps": {{}}, "kernels": [{{}}]}}']
+)
 def test_files_that_are_no_profile_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(text)
@@ -63,5 +65,5 @@ def test_files_that_are_no_profile_are_refused(tmp_path: Path, text: str) -> Non
 def test_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"version": 0}')
-    with pytest.raises(BadInput, match="is of version 0, not 5: delete it, and calibrate again"):
+    with pytest.raises(BadInput, match=rf"is of version 0, not {VERSION}: delete it, and calibrate again"):
         Profile.load(path)

@@ -34,6 +34,7 @@ from offbeat.cost.learn import (
 )
 from offbeat.cost.learned_profile import Calibration, judged_kernels, kernels_file, learned_profile
 from offbeat.cost.measured_collectives import measured_all_reduces
+from offbeat.cost.op import PHASES
 from offbeat.cost.predict import predict
 from offbeat.cost.profile import Profile, Timing
 from offbeat.cost.residual import from_dict, learn_mlps, learn_trees
@@ -245,8 +246,10 @@ def host_steps(true: Host) -> list[StepTiming]:
         for phase, calls in phases.items():
             made, listed = 10_000_000 * (1 + (number + len(calls)) % 4), 50 * number if phase == "optimizer" else 0
             own = sum(n * (true.calls[phase] + true.classes.get(f"{phase} {name}", 0.0)) for name, n in calls.items())
+            far = 7_000_000 * (1 + (3 * number + len(phase)) % 5) if true.far_seconds else 0
             seconds = true.phases[phase] + own + made * true.made_seconds + listed * true.listed_seconds
-            found[phase] = PhaseTiming(seconds, calls, made, listed)
+            seconds += far * true.far_seconds.get(phase, 0.0)
+            found[phase] = PhaseTiming(seconds, calls, made, listed, far)
         total = device_seconds + sum(each.host_seconds for each in found.values())
         steps.append(StepTiming(total, found, 0.1))
     disturbed = [replace(step.slower(2.0), seconds=step.seconds) for step in steps[:2]]
@@ -258,6 +261,7 @@ def test_what_the_host_adds_is_found_though_some_steps_were_disturbed(platform: 
     true = Host(
         {"forward": 3e-5, "backward": 8e-5, "optimizer": 1e-4}, {"forward": 1e-5, "backward": 2e-5, "optimizer": 3e-6},
         {"backward matmul": 6e-6}, 2e-11, 1e-6,
+        {"forward": 1e-11, "backward": 0.0, "optimizer": 4e-12} if platform == "cpu" else {},
     )  # fmt: skip
     found = fit_host(host_steps(true), platform)
     for phase, name in (("forward", "matmul"), ("backward", "matmul"), ("backward", "elementwise")):
@@ -267,6 +271,8 @@ def test_what_the_host_adds_is_found_though_some_steps_were_disturbed(platform: 
         assert said == pytest.approx(is_so, rel=0.15)
     assert found.made_seconds == pytest.approx(2e-11, rel=0.2)
     assert found.listed_seconds == pytest.approx(1e-6, rel=0.2)
+    far = true.far_seconds or dict.fromkeys(PHASES, 0.0)
+    assert found.far_seconds == pytest.approx(far, rel=0.2, abs=1e-12)
     assert fit_host([], platform) == Host()
     assert Host.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
@@ -282,6 +288,15 @@ def test_on_a_cpu_the_host_comes_on_top_and_a_gpu_hides_it() -> None:
     assert predict(step, on_gpu).time.seconds == pytest.approx(beside, rel=0.01), "the device waits for the host"
     quick = replace(on_gpu, host=Host({}, {"forward": 1e-9}))
     assert predict(step, quick).time.seconds == pytest.approx(alone, rel=0.01), "the host is ahead"
+
+
+def test_bytes_that_no_cache_has_take_longer_in_their_phase_and_only_those() -> None:
+    step, host = perceptron(3000), Host(far_seconds={"forward": 1e-9})
+    read = sum(spec.nbytes for op in step.of("forward") for spec in op.kernel.inputs)
+    taken = host.seconds_of(step.ops)
+    assert 0.5e-9 * read < sum(taken) < 1e-9 * read
+    assert not any(seconds for op, seconds in zip(step.ops, taken, strict=True) if op.phase != "forward")
+    assert sum(host.seconds_of(perceptron(10).ops)) == 0.0, "all of a small model stays in a cache"
 
 
 def test_held_out_models_are_not_those_of_the_calibration() -> None:

@@ -8,8 +8,9 @@ import torch
 
 from offbeat.cost.counts import flops_of
 from offbeat.cost.features import NAMES, class_of, features
+from offbeat.cost.kernel import Kernel, Spec
 from offbeat.cost.random_layers import SCALES, random_layers
-from offbeat.cost.trace import Platform
+from offbeat.cost.trace import Platform, TracedStep
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -32,17 +33,42 @@ def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_as_many_layers_as_asked_for_keep_the_device_busy(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy_ones(share: float) -> float:
-        monkeypatch.setattr("offbeat.cost.random_layers.SCALES", {platform: replace(scale, busy=share)})
+@pytest.mark.parametrize(("kind", "share"), [("convolution", "busy_convolutions"), ("matmul", "busy")])
+def test_as_many_layers_as_asked_for_keep_the_device_busy(
+    platform: Platform, kind: str, share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy_ones(value: float) -> float:
+        monkeypatch.setattr("offbeat.cost.random_layers.SCALES", {platform: replace(scale, **{share: value})})
         cases = random_layers(seed=0, platform=platform)
-        steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(48 // scale.layers))]
-        forwards = [op.kernel for step in steps for op in step.of("forward") if op.kind == "convolution"]
-        return sum(flops_of(kernel) >= scale.busy_flops for kernel in forwards) / len(forwards)
+        steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(96 // scale.layers))]
+        forwards = [op.kernel for step in steps for op in step.of("forward") if op.kind == kind]
+        return sum(is_busy(kernel) for kernel in forwards) / len(forwards)
+
+    def is_busy(kernel: Kernel) -> bool:
+        numbers = max(spec.numel for spec in (*kernel.inputs, *kernel.outputs))
+        return flops_of(kernel) >= scale.busy_flops or numbers >= scale.busy_numbers
 
     scale = SCALES[platform]
-    assert busy_ones(1.0) > busy_ones(0.0) + 0.1
-    assert platform == "cpu" or busy_ones(scale.busy) > 0.5
+    asked, least, most = busy_ones(getattr(scale, share)), busy_ones(0.0), busy_ones(1.0)
+    assert least + 0.1 < most
+    assert least <= asked <= most
+
+
+def test_half_of_a_cpus_products_are_of_one_row_a_sample() -> None:
+    def single(share: float) -> float:
+        scales = {"cpu": replace(SCALES["cpu"], single=share)}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("offbeat.cost.random_layers.SCALES", scales)
+            cases = random_layers(seed=0, platform="cpu")
+            drawn = [next(cases) for _ in range(12)]
+        rows = [spec.shape[0] == batch for subject, batch in drawn for spec in products(subject.at(batch))]
+        return sum(rows) / len(rows)
+
+    def products(step: TracedStep) -> list[Spec]:
+        kernels = [op.kernel for op in step.of("forward") if op.kind == "matmul"]
+        return [kernel.outputs[0] for kernel in kernels[:-1]]  # the last is the head's
+
+    assert single(0.0) < single(0.5) < single(1.0)
 
 
 def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:

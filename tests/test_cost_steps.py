@@ -15,13 +15,15 @@ from torch import nn
 
 from offbeat.cost import trace
 from offbeat.cost.calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
+from offbeat.cost.counts import read_bytes_of
 from offbeat.cost.cpu_step import FEWEST, MOST_REPEATS, WARM, Timed, visit
-from offbeat.cost.host import PhaseTiming, StepTiming
+from offbeat.cost.host import PhaseTiming, StepTiming, step_timing
 from offbeat.cost.kernel import Kernel, Ref, Spec
+from offbeat.cost.op import Op
 from offbeat.cost.profile import Profile, Timing
 from offbeat.cost.random_models import random_models
 from offbeat.cost.real_step import RealStep
-from offbeat.cost.reuse import CACHES, Touched, nearness
+from offbeat.cost.reuse import CACHES, WARMEST, Touched, nearness, warmth
 from offbeat.cost.subject import Subject, find_subject
 from offbeat.cost.trace import Platform
 from offbeat.cost.visits import CallTimes, Visit
@@ -29,7 +31,7 @@ from offbeat.cost.zoo import learned_from, references
 from offbeat.errors import OffbeatError
 
 CPU = torch.device("cpu")
-NEAREST, FURTHER = CACHES["cpu"]
+NEAREST, FURTHER = CACHES["cpu"].near, CACHES["cpu"].far
 ONCE = partial(visit, fewest=1, most=1)
 
 
@@ -64,6 +66,38 @@ def test_between_near_and_far_there_is_a_cache() -> None:
     assert nearness(kernels, touched, CACHES["cpu"])[2] == (0, 8)
 
 
+def test_code_is_warm_that_ran_just_before_and_cold_where_much_was_moved_since() -> None:
+    caches, short, long = CACHES["cpu"], copy(8), copy(FURTHER)
+    other = replace(copy(8), name="aten::neg.default")
+    assert warmth([short, short, other], caches) == [WARMEST] * 3, "the first ran in the step before"
+    assert warmth([short, other, long, other], caches) == [WARMEST, WARMEST, WARMEST, 2], "a copy of any size"
+    first, again = (replace(each, kind="convolution") for each in (copy(8), copy(16)))
+    found = warmth([first, long, again, long], caches)
+    assert found == [1, WARMEST, 1, WARMEST], "a convolution's code is for its shapes"
+    assert warmth([first, *[long] * 8, again], caches)[0] == 0
+    assert warmth([short, short], CACHES["cuda"]) == [0, 0]
+
+
+@pytest.mark.parametrize(("moved", "warm"), [(NEAREST - 8, 5), (NEAREST, 4), (4 * NEAREST - 8, 4), (4 * NEAREST, 3)])
+def test_code_cools_by_one_for_four_times_the_bytes(moved: int, warm: int) -> None:
+    other = replace(copy(8), name="aten::neg.default")
+    assert warmth([other, copy(moved // 2), other], CACHES["cpu"])[2] == warm
+
+
+@pytest.mark.parametrize(("platform", "far"), [("cpu", 800 // 8), ("cuda", 0)])
+def test_bytes_from_memory_are_those_read_that_no_cache_has(platform: Platform, far: int) -> None:
+    read = replace(copy(800), near=(3, 4))
+    overwritten = Kernel("aten::zero_.default", "copy", read.inputs, (), (0,), arguments=(("self", Ref(0)),))
+    rows = Kernel(
+        "aten::embedding.default", "gather", (Spec((1000, 100), torch.float32), Spec((2,), torch.int64)),
+        (Spec((2, 100), torch.float32),), arguments=(("weight", Ref(0)), ("indices", Ref(1))), near=(8, 0),
+    )  # fmt: skip
+    ops = [Op(kernel, "forward", "") for kernel in (read, overwritten, rows)]
+    found = step_timing(ops, Visit(1.0, (1.0, 0.0, 0.0), (), (0.1, 0.1, 0.1)), platform, 0.1)
+    assert found.phases["forward"].far_bytes == far
+    assert read_bytes_of(rows) == 800 + 16
+
+
 def test_a_small_step_finds_its_weights_in_the_cache() -> None:
     """What it reads first it wrote in the step before."""
     step = trace(
@@ -72,8 +106,8 @@ def test_a_small_step_finds_its_weights_in_the_cache() -> None:
     )  # fmt: skip
     product = next(op.kernel for op in step.ops if op.kind == "matmul")
     assert product.near == (8, 0)
-    assert product.signature.endswith("near=8,0")
-    assert product.call == product.signature.removesuffix(" near=8,0")
+    assert product.signature.endswith("near=8,0 warm=5")
+    assert product.call == product.signature.removesuffix(" near=8,0 warm=5")
 
 
 def test_a_gpu_has_larger_caches() -> None:
@@ -198,7 +232,7 @@ def test_beside_a_gpu_only_the_host_has_another_speed(
     assert found.seconds == pytest.approx(seconds)
     assert found.phases == (host[0] / 2, host[1] / 2, host[2] / 2)
     assert found.ops == device
-    phase = {"forward": PhaseTiming(sum(host), {"copy": 2}, 8, 0)}
+    phase = {"forward": PhaseTiming(sum(host), {"copy": 2}, 8, 0, 0)}
     steps = {str(at): StepTiming(2.2, phase, beside, sum(device)) for at, beside in enumerate((0.1, 0.1, 0.2))}
     usual = at_usual_speed(Profile("x", {}, {copy(8): Timing(0.25, 3)}, steps, reference_seconds=0.2))
     assert usual.timings[copy(8)].seconds == 0.25
@@ -206,7 +240,7 @@ def test_beside_a_gpu_only_the_host_has_another_speed(
 
 
 def test_the_usual_speed_is_that_of_the_median_visit() -> None:
-    forward = {"forward": PhaseTiming(0.5, {"copy": 1}, 8, 0)}
+    forward = {"forward": PhaseTiming(0.5, {"copy": 1}, 8, 0, 0)}
     steps = {str(beside): StepTiming(1.0, forward, beside) for beside in (0.1, 0.2, 0.4)}
     found = at_usual_speed(Profile("x", {}, {copy(8): Timing(0.25, 3)}, steps, reference_seconds=0.1))
     assert found.reference_seconds == 0.2

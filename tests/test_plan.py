@@ -15,7 +15,7 @@ from torch import nn
 
 from offbeat import cli
 from offbeat.cost.command import record
-from offbeat.cost.device_profile import DeviceProfile, load_profile, profile_names
+from offbeat.cost.device_profile import VERSION, DeviceProfile, load_profile, profile_names
 from offbeat.cost.plan import Answer, Question, Row, plan
 from offbeat.cost.predict import predict
 from offbeat.cost.step import synchronous
@@ -278,7 +278,7 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--device h10", r"no device 'h10': did you mean 'h100'\?"),
         ("--device nowhere.json", r"there is no profile nowhere.json: write one with offbeat calibrate"),
         ("--device broken.json", r"broken.json is no profile of a device .*: write one with offbeat calibrate"),
-        ("--device old.json", r"profile old.json is of version 0, not 3: run offbeat calibrate again"),
+        ("--device old.json", r"profile old.json is of version 0, not \d+: run offbeat calibrate again"),
         ("--link 10foo", r"'10foo' is not a rate: .* such as 100mbit"),
         ("--link measured", r"has no measured all-reduce: give a rate"),
         ("--local-link 5", r"'5' is not a rate"),
@@ -305,7 +305,7 @@ def test_bad_input_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], flags: str, pattern: str
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "broken.json").write_text('{"version": 3}')
+    (tmp_path / "broken.json").write_text(f'{{"version": {VERSION}}}')
     (tmp_path / "old.json").write_text('{"version": 0}')
     tiny = replace(load_profile("t4"), device=replace(load_profile("t4").device, memory_bytes=1_000_000))
     tiny.save(tmp_path / "tiny.json")

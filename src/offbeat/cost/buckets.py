@@ -6,14 +6,21 @@ from dataclasses import replace
 
 from .kernel import Kernel, Ref, Spec
 from .op import OPTIMIZER, Op
-from .reuse import PARTS
+from .reuse import CACHES, PARTS, warmth
 from .trace import TracedStep
 
 JUST_MADE, LONG_AGO = (PARTS, 0), (0, 0)
 
 
 def in_buckets(step: TracedStep) -> TracedStep:
-    return replace(step, ops=tuple(_with_copies(step)))
+    ops, own = list(_with_copies(step)), set(map(id, step.kernels))
+    if any(kernel.warm for kernel in step.kernels):  # a CPU's
+        warm = warmth([op.kernel for op in ops], CACHES["cpu"])
+        ops = [
+            op if id(op.kernel) in own else replace(op, kernel=replace(op.kernel, warm=its_code))
+            for op, its_code in zip(ops, warm, strict=True)
+        ]
+    return replace(step, ops=tuple(ops))
 
 
 def _with_copies(step: TracedStep) -> Iterator[Op]:

@@ -8,6 +8,7 @@ torch.utils.flop_counter differs: it takes the weight gradient of a grouped conv
 the number of groups), ignores causality, does not know the CPU's attention, and counts matrix products alone.
 """
 
+from collections.abc import Mapping
 from math import prod
 
 from .kernel import Kernel, Ref, Spec
@@ -60,24 +61,35 @@ def flops_of(kernel: Kernel) -> int:
 
 def bytes_of(kernel: Kernel) -> int:
     """Bytes read and written by one call."""
+    read, fresh = read_bytes_of(kernel), sum(spec.nbytes for spec in kernel.outputs)
+    if kernel.kind == "gather":
+        return read + fresh
+    again = sum(kernel.inputs[i].nbytes for i in _arguments(kernel, _READ_TWICE))
+    in_place = sum(kernel.inputs[i].nbytes for i in kernel.written)
+    if kernel.kind == "scatter":
+        # What is added to rows of a table reads and writes those rows; if the table is fresh it was zeroed before.
+        if kernel.operator.startswith("nll_loss"):
+            return fresh + 2 * read
+        added = max((spec.nbytes for i, spec in enumerate(kernel.inputs) if i not in kernel.written), default=0)
+        return read - in_place + fresh + 2 * added
+    return read + again + fresh + in_place
+
+
+def read_bytes_of(kernel: Kernel) -> int:
+    """Bytes read by one call, each once."""
     if kernel.kind == "gather":  # of a table, the rows that are asked for
         table, *indices = kernel.inputs
         made = kernel.outputs[0].nbytes if kernel.operator != "nll_loss_forward" else 0
-        read = min(table.nbytes, made or sum(i.numel for i in indices) * table.dtype.itemsize)
-        return read + sum(spec.nbytes for spec in (*indices, *kernel.outputs))
-    names = dict(kernel.arguments)
-    unread = {ref for name in _UNREAD.get(kernel.operator, ()) for ref in _refs(names.get(name))}
-    twice = {ref for name in _READ_TWICE.get(kernel.operator, ()) for ref in _refs(names.get(name))}
-    read = sum(spec.nbytes * (1 + (i in twice)) for i, spec in enumerate(kernel.inputs) if i not in unread)
-    written = sum(spec.nbytes for spec in kernel.outputs) + sum(kernel.inputs[i].nbytes for i in kernel.written)
-    if kernel.kind == "scatter":
-        # What is added to rows of a table reads and writes those rows; if the table is fresh it was zeroed before.
-        added = max((spec.nbytes for i, spec in enumerate(kernel.inputs) if i not in kernel.written), default=0)
-        fresh = sum(spec.nbytes for spec in kernel.outputs)
-        if kernel.operator.startswith("nll_loss"):
-            return fresh + 2 * sum(spec.nbytes for i, spec in enumerate(kernel.inputs) if i not in unread)
-        return read - sum(kernel.inputs[i].nbytes for i in kernel.written) + fresh + 2 * added
-    return read + written
+        rows = min(table.nbytes, made or sum(i.numel for i in indices) * table.dtype.itemsize)
+        return rows + sum(spec.nbytes for spec in indices)
+    unread = _arguments(kernel, _UNREAD)
+    return sum(spec.nbytes for i, spec in enumerate(kernel.inputs) if i not in unread)
+
+
+def _arguments(kernel: Kernel, among: Mapping[str, tuple[str, ...]]) -> set[int]:
+    """The inputs that are arguments of the kernel's operator which are named there."""
+    given = dict(kernel.arguments)
+    return {ref for name in among.get(kernel.operator, ()) for ref in _refs(given.get(name))}
 
 
 def _matmul(kernel: Kernel) -> int:

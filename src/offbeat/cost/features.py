@@ -7,11 +7,11 @@ import numpy as np
 
 from .counts import bytes_of, flops_of
 from .kernel import Kernel, Spec
-from .reuse import PARTS
+from .reuse import PARTS, WARMEST
 
 NAMES = (
     "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
-    "first", "nearest", "further", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
+    "first", "nearest", "further", "warm", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
     "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2",
 )  # fmt: skip
 EVEN, FILL = 4, 3
@@ -29,7 +29,7 @@ def features(kernel: Kernel) -> list[float]:
         _log(flops), _log(nbytes), _log(flops) - _log(nbytes), _log(_numel(largest_in)), _log(_numel(largest_out)),
         _log(len(kernel.inputs)), float(any(spec.strides is not None for spec in kernel.inputs)),
         _log(kernel.dtype.itemsize), float(bool(kernel.written)), _log(shape[-1]), _log(shape[0]),
-        kernel.near[0] / PARTS, kernel.near[1] / PARTS,
+        kernel.near[0] / PARTS, kernel.near[1] / PARTS, kernel.warm / WARMEST,
     ]  # fmt: skip
     dims = _DIMS.get(kernel.kind, _nothing)(kernel)
     even, fill = _EVEN.get(kernel.kind, _nothing)(kernel), _FILL.get(kernel.kind, _nothing)(kernel)

@@ -5,9 +5,12 @@ of tensors in an optimizer. On a CPU that comes on top of the operations; a GPU 
 
     CPU:  a phase's seconds - the sum of its operations = host         GPU:  what the host takes to issue a phase = host
     host = h0[phase] + sum over operations of (h[phase] + g[phase, class]) + bytes made * m + tensors in lists * l
+           + bytes from memory * f[phase] on a CPU
 
 by least deviations, relative to the step, since some steps are disturbed; g is kept small where steps tell little about
 it. On a CPU h may be below 0: operations were timed with what a call from Python takes, which autograd does not do.
+What comes from memory was seen to take longer in a step than where each operation is timed; perhaps since memory has no
+rest between them.
 """
 
 from collections import Counter
@@ -17,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from .counts import read_bytes_of
 from .op import PHASES, Op
+from .reuse import PARTS
 from .trace import Platform
 from .visits import Visit, slower_host
 
@@ -36,6 +41,7 @@ class PhaseTiming:
     calls: Mapping[str, int]  # of each class
     made_bytes: int  # of fresh tensors
     listed: int  # tensors in lists
+    far_bytes: int  # that are read and that no cache has any more
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Host:
     classes: Mapping[str, float] = field(default_factory=dict)  # beside that, by phase and class
     made_seconds: float = 0.0  # per byte
     listed_seconds: float = 0.0  # per tensor
+    far_seconds: Mapping[str, float] = field(default_factory=dict)  # per far byte, by phase
 
     def seconds_of(self, ops: Sequence[Op]) -> list[float]:
         """Of each operation of a step; what a phase takes once is in its first."""
@@ -74,7 +81,8 @@ class Host:
             once = 0.0 if op.phase in begun else self.phases.get(op.phase, 0.0)
             begun.add(op.phase)
             own = self.calls.get(op.phase, 0.0) + self.classes.get(f"{op.phase} {_class(op)}", 0.0)
-            found.append(once + own + _made(op) * self.made_seconds + _listed(op) * self.listed_seconds)
+            far = _far(op) * self.far_seconds.get(op.phase, 0.0)
+            found.append(once + own + _made(op) * self.made_seconds + _listed(op) * self.listed_seconds + far)
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,6 +103,7 @@ def step_timing(ops: Sequence[Op], found: Visit, platform: Platform, reference_s
             dict(sorted(Counter(map(_class, own)).items())),
             sum(map(_made, own)),
             sum(map(_listed, own)),
+            sum(map(_far, own)) if platform == "cpu" else 0,
         )
     return StepTiming(found.seconds, phases, reference_seconds, sum(found.ops) if platform == "cuda" else None)
 
@@ -107,7 +116,8 @@ def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:
     once = [f"once {phase}" for phase in PHASES]
     each = [f"each {phase}" for phase in PHASES]
     classes = sorted({f"{phase} {name}" for step in steps for phase, own in step.phases.items() for name in own.calls})
-    names = [*once, *each, *classes, "made", "listed"]
+    far = [f"far {phase}" for phase in PHASES]
+    names = [*once, *each, *classes, "made", "listed", *far]
     rows, wanted = list[list[float]](), list[float]()
     for step in steps:
         for phase, timing in step.phases.items():
@@ -131,6 +141,7 @@ def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:
         {name: seconds[name] for name in classes},
         1e-3 * seconds["made"],
         seconds["listed"],
+        {phase: 1e-3 * seconds[f"far {phase}"] for phase in PHASES},
     )
 
 
@@ -138,13 +149,18 @@ def _amounts(phase: str, timing: PhaseTiming) -> dict[str, float]:
     """In microseconds, or nanoseconds per byte, so that all unknowns are of about the same size."""
     calls = {f"{phase} {name}": 1e-6 * count for name, count in timing.calls.items()}
     shared = {f"once {phase}": 1e-6, f"each {phase}": 1e-6 * sum(timing.calls.values())}
-    return calls | shared | {"made": 1e-9 * timing.made_bytes, "listed": 1e-6 * timing.listed}
+    amounts = {
+        "made": 1e-9 * timing.made_bytes,
+        f"far {phase}": 1e-9 * timing.far_bytes,
+        "listed": 1e-6 * timing.listed,
+    }
+    return calls | shared | amounts
 
 
 def _least(name: str, platform: Platform) -> float:
     if name.startswith("each "):
         return LEAST_MICROSECONDS[platform]
-    return 0.0 if name.startswith("once ") or name in ("made", "listed") else LEAST_OF_A_CLASS
+    return 0.0 if name.startswith(("once ", "far ")) or name in ("made", "listed") else LEAST_OF_A_CLASS
 
 
 def _class(op: Op) -> str:
@@ -154,6 +170,11 @@ def _class(op: Op) -> str:
 
 def _made(op: Op) -> int:
     return sum(spec.nbytes for spec in op.kernel.outputs)
+
+
+def _far(op: Op) -> int:
+    """Bytes that it reads and that come from memory, as `reuse` has it."""
+    return read_bytes_of(op.kernel) * (PARTS - sum(op.kernel.near)) // PARTS
 
 
 def _listed(op: Op) -> int:

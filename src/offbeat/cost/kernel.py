@@ -70,6 +70,7 @@ class Kernel:
     part: str = ""  # of a convolution's backward: "input", "weight" or "bias"
     arguments: tuple[tuple[str, Argument], ...] = ()  # by name, as the schema has them
     near: tuple[int, int] = (0, 0)  # eighths of what it reads that a cache may still have: see `reuse`
+    warm: int = 0  # how recently its code ran, up to WARMEST: see `reuse`
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Kernel) and self.signature == other.signature
@@ -105,7 +106,8 @@ class Kernel:
     @cached_property
     def signature(self) -> str:
         """One line that says all: two kernels of one signature take one time."""
-        return f"{self.call} near={self.near[0]},{self.near[1]}" if any(self.near) else self.call
+        near = f"near={self.near[0]},{self.near[1]}" if any(self.near) else ""
+        return " ".join(filter(None, (self.call, near, f"warm={self.warm}" if self.warm else "")))
 
     def argument(self, name: str) -> Argument:
         return dict(self.arguments)[name]

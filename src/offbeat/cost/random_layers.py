@@ -38,27 +38,32 @@ class Scale:
     most_flops: float  # of a layer's forward
     most_numbers: int  # of its input, and of its output
     follows: bool  # an activation comes before each layer, which finds its input in the caches, as in a network
-    busy: float  # this share of the layers
+    busy: float  # this share of products and attention
+    busy_convolutions: float  # and this one of convolutions
     busy_flops: float  # has so much to do,
     busy_numbers: int  # or so much to read or write
     depthwise: float  # share, of convolutions that look around
     depthwise_strides: tuple[int, ...]  # one of these
+    single: float  # share, of products that have one row of features for a sample
     sides: tuple[int, int]
     channels: tuple[int, int]
     rows: tuple[int, int]
     widths: tuple[int, int]
+    single_widths: tuple[int, int]  # of products with one row
 
 
 SCALES: Mapping[Platform, Scale] = {
     "cpu": Scale(
         sizes=ON_A_CPU, layers=10, most_flops=2e8, most_numbers=1 << 21, follows=True, busy=0.25,
-        busy_flops=1e7, busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2), sides=(4, 64),
-        channels=(8, 512), rows=(1, 512), widths=(16, 2048),
+        busy_convolutions=0.5, busy_flops=1e7, busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2),
+        single=0.5, sides=(2, 64), channels=(8, 1024), rows=(1, 512), widths=(16, 2048),
+        single_widths=(64, 4096),
     ),
     "cuda": Scale(
         sizes=ON_A_GPU, layers=24, most_flops=1e11, most_numbers=1 << 28, follows=False, busy=0.75,
-        busy_flops=3e9, busy_numbers=1 << 25, depthwise=0.15, depthwise_strides=STRIDES, sides=(4, 128),
-        channels=(8, 2048), rows=(1, 1024), widths=(16, 8192),
+        busy_convolutions=0.75, busy_flops=3e9, busy_numbers=1 << 25, depthwise=0.15, depthwise_strides=STRIDES,
+        single=0.3, sides=(4, 128), channels=(8, 2048), rows=(1, 1024), widths=(16, 8192),
+        single_widths=(16, 8192),
     ),
 }  # fmt: skip
 
@@ -121,8 +126,9 @@ def random_layers(
 
 
 def _layer(scale: Scale, sizes: Sizes, batch: int) -> Layer:
-    busy, kind = sizes.random.random() < scale.busy, sizes.random.random()
+    chance, kind = sizes.random.random(), sizes.random.random()
     draw = _convolution if kind < 0.6 else _product if kind < 0.9 else _attention
+    busy = chance < (scale.busy_convolutions if draw is _convolution else scale.busy)
     while True:
         layer = draw(scale, sizes)
         if scale.follows:
@@ -157,9 +163,10 @@ def _convolution(scale: Scale, sizes: Sizes) -> Layer:
 def _product(scale: Scale, sizes: Sizes) -> Layer:
     """Of rows of features, or of a single one, as perceptrons have it."""
     random = sizes.random
-    rows = 1 if random.random() < 0.3 else sizes.size(*scale.rows)
+    single = random.random() < scale.single
+    rows, widths = (1, scale.single_widths) if single else (sizes.size(*scale.rows), scale.widths)
     block = sizes.block()
-    inner, outer = sizes.width(*scale.widths, block), sizes.width(*scale.widths, block)
+    inner, outer = sizes.width(*widths, block), sizes.width(*widths, block)
     parts: list[Callable[[], nn.Module]] = [
         *([partial(nn.LayerNorm, inner)] if random.random() < 0.6 else []),
         partial(nn.Linear, inner, outer, bias=random.random() < 0.8),

@@ -26,7 +26,7 @@ from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
 from .op import OPTIMIZER, Op, Phase
 from .paths import Paths
-from .reuse import CACHES, Caches, Touched, nearness
+from .reuse import CACHES, Caches, Touched, nearness, warmth
 
 _NOTHING = ("lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _CONVOLUTION_PARTS = ("input", "weight", "bias")
@@ -35,8 +35,8 @@ _CONVOLUTION_READS = {"input": ("grad_output", "weight"), "weight": ("grad_outpu
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects `ops` while it is entered; `phase` says what the step is doing. `caches`: their sizes, by which kernels
-    are told apart that find more there; `answer`: what fake tensors get wrong about what an operation returns."""
+    """Collects `ops` while it is entered; `phase` says what the step is doing. `caches`: by which kernels are told
+    apart that find more there; `answer`: what fake tensors get wrong about what an operation returns."""
 
     def __init__(self, model: nn.Module, *, caches: Caches = CACHES["cpu"], answer: Answer = as_it_is) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -56,8 +56,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def ops(self) -> list[Op]:
         kernels = [kernel for kernel, _phase, _path in self._calls]
-        near = nearness(kernels, self._touched, self._caches)
-        kernels = [replace(kernel, near=own) for kernel, own in zip(kernels, near, strict=True)]
+        near, warm = nearness(kernels, self._touched, self._caches), warmth(kernels, self._caches)
+        places = zip(kernels, near, warm, strict=True)
+        kernels = [replace(kernel, near=its_reads, warm=its_code) for kernel, its_reads, its_code in places]
         return [
             Op(kernel, phase, path, tuple(self._completed.get(index, ())))
             for index, (kernel, (_kernel, phase, path)) in enumerate(zip(kernels, self._calls, strict=True))

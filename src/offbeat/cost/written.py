@@ -21,8 +21,9 @@ def to_json(kernel: Kernel) -> dict[str, Any]:
         "part": kernel.part,
         "arguments": {name: _down(value) for name, value in kernel.arguments},
         "near": list(kernel.near) if any(kernel.near) else [],
+        "warm": kernel.warm,
     }
-    return {name: value for name, value in full.items() if value not in ("", [])}
+    return {name: value for name, value in full.items() if value not in ("", [], 0)}
 
 
 def from_json(read: dict[str, Any]) -> Kernel:
@@ -36,6 +37,7 @@ def from_json(read: dict[str, Any]) -> Kernel:
         part=read.get("part", ""),
         arguments=tuple((name, _up(value)) for name, value in read["arguments"].items()),
         near=_near(read.get("near", [0, 0])),
+        warm=int(read.get("warm", 0)),
     )
 
 
