@@ -2,6 +2,7 @@
 
 `train(model, optimizer, setup)` is the context around the loop; `train(every="8")` is the same with this setting.
 Settings are keyword-only and have defaults; text is read as the type of the default, and a misspelt one is refused.
+Every rival has `trail` as well, as our strategies do: the mean of its weights over that share of the latest steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,10 +11,35 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+from offbeat.trail import Trail
+
+
+class Followed:
+    """A rival's optimizer, with a trail of the model behind it."""
+
+    def __init__(self, stepper: Any, trail: Trail) -> None:
+        self._stepper, self._trail = stepper, trail
+        self.zero_grad = stepper.zero_grad
+
+    def step(self) -> None:
+        self._stepper.step()
+        self._trail.follow()
+
 
 def rival(body: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
-    context = contextmanager(body)
+    own = contextmanager(body)
     defaults = {p.name: p.default for p in signature(body).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    defaults["trail"] = 0.0
+
+    @contextmanager
+    def context(model: Any, optimizer: Any, setup: Any, *, trail: float = 0.0, **settings: Any) -> Iterator[Any]:
+        with own(model, optimizer, setup, **settings) as (module, stepper):
+            if trail:
+                weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
+                followed = Trail([*weights.values()], trail)
+                setup.hands_in.append(lambda: dict(zip(weights, followed.means, strict=True)))
+                stepper = Followed(stepper, followed)
+            yield module, stepper
 
     def train(*about: Any, **settings: Any) -> Any:
         unknown = settings.keys() - defaults.keys()

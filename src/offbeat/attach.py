@@ -10,6 +10,7 @@ all workers in the model.
 """
 
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ class Attachment:
             if connection.gradient_group is not None
             else None
         )
-        idle = self._gradients is None and type(strategy).after_step is Strategy.after_step
+        idle = self._gradients is None and type(strategy).after_step is Strategy.after_step and not strategy.trail
         self._hook = optimizer.register_step_post_hook(self._idle_hook() if idle else self._after_step)
 
     @property
@@ -126,11 +127,22 @@ class Attachment:
         return self.comm.layout
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "strategy": self.strategy.state_dict()}
+        return {"step": self.step, "strategy": self.strategy.state_dict(), "trail": self.strategy.trail_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         self.strategy.load_state_dict(state["strategy"])
+        self.strategy.load_trail_state(state["trail"])
+
+    def weights(self) -> dict[str, Tensor]:
+        """What this worker would hand in now, by the names that its model has for it: with a strategy that has a trail,
+        the mean over its latest steps. `torch.func.functional_call(model, run.weights(), inputs)` evaluates it."""
+        flats, replica = self.strategy.handed_in, self.replica
+        views = {id(own): slot.view(flats[slot.flat]) for slot, own in zip(replica.slots, replica.tensors, strict=True)}
+        named = itertools.chain(
+            self._model.named_parameters(remove_duplicate=False), self._model.named_buffers(remove_duplicate=False)
+        )
+        return {name: views[id(tensor)] for name, tensor in named if id(tensor) in views}
 
     def observe(self, loss: Tensor | float) -> None:
         """Tell the strategy the loss of a step, before `optimizer.step()`: daso, say, adapts to it."""
@@ -148,6 +160,7 @@ class Attachment:
                 self._step_along()
             self._gradients.adopt(self.replica)
         self.comm.run(self.strategy.finish())
+        self.comm.run(self.strategy.hand_in())
         self.seconds = self.comm.now()
 
     def detach(self) -> None:
@@ -173,7 +186,7 @@ class Attachment:
             self.replica.check(self._model)
         if self._gradients is None or self._gradients.stopped or self._averages_gradients():
             self.step += 1
-            self.comm.run(self.strategy.after_step(self.step))
+            self.comm.run(self.strategy.at_boundary(self.step))
             self._computing_since = self.comm.now()
         # Otherwise this step's gradients were averaged for another rank that is behind, because it skipped a step:
         # for the strategy no step has gone by, or it would go on where that rank does not follow yet.

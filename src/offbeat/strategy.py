@@ -1,6 +1,6 @@
 """Strategy: when and with whom a worker synchronises. One small file per method lies in `strategies/`."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
@@ -11,7 +11,9 @@ from . import options
 from .comm import Comm, Steps, Work
 from .errors import BadInput
 from .layout import Layout, Ranks
+from .options import option
 from .replica import Replica
+from .trail import Trail
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,15 @@ class Strategy:
 
     name: ClassVar[str] = "none"
     meets_peers: ClassVar[bool] = False  # whether it calls `pair` and `swap`
+    trail: float = option(
+        0.0, "hand in the mean of x over about this share of the latest steps, 0 to 1 (0: x as it is)", at_least=0
+    )
 
     def __post_init__(self) -> None:
         options.check(self)
+        if self.trail > 1:
+            raise BadInput(f"trail={self.trail} does not fit: it is a share of the steps, so use 0 to 1, such as 0.1")
+        self._trail: Trail | None = None
 
     def prepare(self, plan: Plan) -> None:
         """Before the start, where the length of the run is known."""
@@ -70,9 +78,16 @@ class Strategy:
         everyone = comm.layout.ranks
         for work in [comm.broadcast(flat, everyone[0], everyone, out=flat) for flat in replica.flats]:
             yield work
+        self._trail = Trail(replica.flats, self.trail) if self.trail else None
 
     def observe(self, loss: Tensor | float) -> None:
         """The training loss of the step that ends now, where it is known; called before `after_step`."""
+
+    def at_boundary(self, step: int) -> Steps:
+        """What a world runs after each step."""
+        yield from self.after_step(step)
+        if self._trail is not None:
+            self._trail.follow()
 
     def after_step(self, step: int) -> Steps:
         """At the boundary after each step."""
@@ -82,6 +97,20 @@ class Strategy:
         """Drain; then all ranks hold the exact average. Ranks that are done early contribute until all are."""
         while (yield from self.average_exactly(training=False)):
             pass
+
+    def hand_in(self) -> Steps:
+        """After `finish`, at the end of a run: where there is a trail, its exact average takes the place of x."""
+        if self._trail is not None:
+            everyone = self.comm.layout.ranks
+            for work in [self.comm.average(mean, everyone, out=mean) for mean in self._trail.means]:
+                yield work
+            for flat, mean in zip(self.replica.flats, self._trail.means, strict=True):
+                flat.copy_(mean)
+
+    @property
+    def handed_in(self) -> Sequence[Tensor]:
+        """What this rank would hand in now, as it lies in `replica.flats`."""
+        return self.replica.flats if self._trail is None else self._trail.means
 
     def average_exactly(self, *, training: bool) -> Generator[Work[Any], Any, Any]:
         """A blocking average of x over all ranks; tells whether some rank still trains."""
@@ -96,6 +125,18 @@ class Strategy:
         """What it did so far: `averages` (or exchanges), `delay` in steps where it merges late; and what else is worth
         following, by names of its own."""
         return {}
+
+    def trail_state(self) -> dict[str, Any]:
+        """Of the mean over steps, where there is one."""
+        return {} if self._trail is None else self._trail.state_dict()
+
+    def load_trail_state(self, state: Mapping[str, Any]) -> None:
+        """After `start`."""
+        if bool(state) != (self._trail is not None):
+            has, was = ("has a", "without") if self._trail is not None else ("has no", "with")
+            raise BadInput(f"{self.name} {has} trail and was saved {was} one: resume with the same options")
+        if self._trail is not None:
+            self._trail.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """What it must remember across a restart. Call after `finish`, when nothing is in flight."""

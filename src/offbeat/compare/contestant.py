@@ -8,13 +8,13 @@ is a context manager like this one.
 """
 
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attach import Attachment, attach
@@ -42,6 +42,9 @@ class Setup:
     steps_per_epoch: int
     seed: int
     attachment: list[Attachment]  # filled by ours, for what only they can tell
+    hands_in: list[
+        Callable[[], Mapping[str, Tensor]]
+    ]  # filled by those who would hand in other weights, by their names
 
 
 Contestant = Callable[[nn.Module, Optimizer, Setup], AbstractContextManager[tuple[Callable[..., Any], Stepper]]]
@@ -76,6 +79,8 @@ def ours(spec: str) -> Contestant:
         strategy.prepare(Plan(setup.steps, setup.steps_per_epoch))
         with attach(model, optimizer, strategy, layout=setup.layout, seed=setup.seed) as attachment:
             setup.attachment.append(attachment)
+            if strategy.trail:
+                setup.hands_in.append(attachment.weights)
             yield model, optimizer
 
     make_strategy(spec)  # refused now if it does not fit

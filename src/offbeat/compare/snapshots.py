@@ -5,7 +5,7 @@ and the mean of what was there at a moment is evaluated after the run. Files are
 only the copy, beside the model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,9 +40,10 @@ class Album:
         self._number = self._held_nbytes = 0
         self._held: list[tuple[Path, Tensor, dict[str, str]]] = []
 
-    def take(self, model: nn.Module, *, seconds: float, step: int) -> None:
+    def take(self, model: nn.Module, *, seconds: float, step: int, instead: Mapping[str, Tensor] | None = None) -> None:
+        """Of the model, but for what others hand in `instead`."""
         path = self._folder / f"{self._rank:05d}-{self._number:05d}.safetensors"
-        x = flat_of(model)
+        x = flat_of(model, instead)
         self._held.append((path, x, {"seconds": repr(seconds), "step": str(step)}))
         self._number += 1
         self._held_nbytes += x.nbytes
@@ -79,21 +80,22 @@ def _first_samples_of(task: Task) -> Task:
     return replace(task, test=replace(task.test, inputs=inputs, targets=targets))
 
 
-def flat_of(model: nn.Module) -> Tensor:
-    """All floating-point tensors of a model as one vector, beside them."""
-    return torch.cat([t.detach().reshape(-1).float() for t in _floats(model)])
+def flat_of(model: nn.Module, instead: Mapping[str, Tensor] | None = None) -> Tensor:
+    """All floating-point tensors of a model, or what is given instead of some, as one vector, beside them."""
+    tensors = {**_floats(model), **(instead or {})}
+    return torch.cat([tensors[name].detach().reshape(-1).float() for name in _floats(model)])
 
 
 def load_flat(model: nn.Module, flat: Tensor) -> None:
     start = 0
     with torch.no_grad():
-        for tensor in _floats(model):
+        for tensor in _floats(model).values():
             tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
 
 
-def _floats(model: nn.Module) -> Sequence[Tensor]:
-    return [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+def _floats(model: nn.Module) -> Mapping[str, Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -104,6 +104,11 @@ def warm_up(task: Task, model: nn.Module, inputs: Tensor, targets: Tensor) -> No
         torch.cuda.synchronize()
 
 
+def handed_in(setup: Setup) -> Mapping[str, Tensor]:
+    """In place of weights of the model."""
+    return setup.hands_in[0]() if setup.hands_in else {}
+
+
 def set_rates(optimizer: Optimizer, rates: Iterable[float], factor: float) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate * factor
@@ -139,7 +144,7 @@ def work(config: Config, rank: int) -> Report:
     torch.manual_seed(worker_seed(config.seed, rank))
     optimizer = task.optimizer(model.parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
-    setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [])
+    setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [], [])
     every = max(1, config.steps // config.snapshots) if config.snapshots else config.steps + 1
     slower = config.slower.get(str(rank), 1.0)
     ends: list[float] = []
@@ -168,12 +173,12 @@ def work(config: Config, rank: int) -> Report:
             losses.append(loss.detach())
             ends.append(time.monotonic())
             if step % every == 0:
-                album.take(model, seconds=ends[-1] - began, step=step)
+                album.take(model, seconds=ends[-1] - began, step=step, instead=handed_in(setup))
         cpu = _cpu_seconds() - cpu
         waited = attachment.trace.seconds["wait"] - waited_before if attachment is not None else None
     ended = time.monotonic()
     if config.snapshots:
-        album.take(model, seconds=ended - began, step=config.steps)
+        album.take(model, seconds=ended - began, step=config.steps, instead=handed_in(setup))
         album.write()
     report = Report(
         rank=rank,

@@ -11,7 +11,8 @@ from .status import Status
 
 class Meter:
     def __init__(self, rank: int, steps: int, trace: Trace, strategy: Strategy) -> None:
-        self._rank, self._steps, self._trace, self._strategy = rank, steps, trace, strategy
+        self.rank, self.strategy = rank, strategy
+        self._steps, self._trace = steps, trace
         self.steps_done = 0
         self._last_step_at = 0.0
         self._losses = 0
@@ -34,9 +35,9 @@ class Meter:
     def peek(self, now: float) -> Status:
         """The same, without a trace: the next status will say what it would have said."""
         loss = float(self._loss_sum) / self._losses if self._losses else self._loss
-        report, seconds = self._strategy.report(), self._trace.seconds
+        report, seconds = self.strategy.report(), self._trace.seconds
         return Status(
-            rank=self._rank,
+            rank=self.rank,
             step=self.steps_done,
             steps=self._steps,
             seconds=now,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from ..replica import consensus_distance, flatten
 from ..report.meter import Meter
@@ -71,7 +72,7 @@ class Curve:
         count = len(statuses)
         accuracy = test_loss = None
         if self._look is not None:
-            accuracy, test_loss = self._look(self._learners, whole=self._done == self._total)
+            accuracy, test_loss = self._look(self._handed_in(), whole=self._done == self._total)
         self.points.append(
             Point(
                 seconds=now,
@@ -85,6 +86,13 @@ class Curve:
                 waiting_share=sum(status.waiting_share for status in statuses) / count,
             )
         )
+
+    def _handed_in(self) -> list[Sequence[Tensor]]:
+        """By each worker, if all ended now; who has not made a step yet has what all began with."""
+        xs: list[Sequence[Tensor]] = [replica.flats for replica in self._learners.replicas]
+        for meter in self._meters:
+            xs[meter.rank] = meter.strategy.handed_in
+        return xs
 
 
 class _Look:
@@ -100,7 +108,7 @@ class _Look:
             self._model = initial_model(task, seed)
         self._mean = flatten(self._model)
 
-    def __call__(self, learners: Learners, *, whole: bool) -> tuple[float | None, float]:
-        mean_model_(self._mean, learners.replicas)
+    def __call__(self, xs: Sequence[Sequence[Tensor]], *, whole: bool) -> tuple[float | None, float]:
+        mean_model_(self._mean, xs)
         with torch.random.fork_rng(devices=[]):
             return evaluate(self._model, self._all if whole else self._few)

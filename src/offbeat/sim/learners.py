@@ -84,7 +84,7 @@ class OneByOne:
             self._optimizers[rank].step()
 
     def mean_model(self) -> nn.Module:
-        mean_model_(self.replicas[0], self.replicas)
+        mean_model_(self.replicas[0], [replica.flats for replica in self.replicas])
         self.replicas[0].release()
         return self._models[0]
 
@@ -118,9 +118,9 @@ def initial_model(task: Task, seed: int) -> nn.Module:
     return task.model()
 
 
-def mean_model_(target: Replica, replicas: Sequence[Replica]) -> None:
-    """Write the mean of all replicas into `target`."""
-    for mean, *flats in zip(target.flats, *(replica.flats for replica in replicas), strict=True):
+def mean_model_(target: Replica, xs: Sequence[Sequence[Tensor]]) -> None:
+    """Write the mean of all workers' flats into `target`."""
+    for mean, *flats in zip(target.flats, *xs, strict=True):
         total: Tensor = flats[0].double()
         for flat in flats[1:]:
             total += flat

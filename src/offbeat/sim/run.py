@@ -130,15 +130,16 @@ class _Worker:
                     yield self._compute(seconds * self.optimizer_share)
             self.meter.step(loss, clock.now)
             strategy.observe(loss)
-            yield from strategy.after_step(step)
+            yield from strategy.at_boundary(step)
             if self.watch is not None:
                 self.watch(self.meter, clock.now)
         while len(ranks) > 1 and strategy.averages_gradients(step + 1):
             if not (yield self.gradients.follow(rank, ranks)):
                 break
             step += 1
-            yield from strategy.after_step(step)
+            yield from strategy.at_boundary(step)
         yield from strategy.finish()
+        yield from strategy.hand_in()
 
     def _compute(self, seconds: float) -> SimWork[None]:
         work: SimWork[None] = SimWork("compute")

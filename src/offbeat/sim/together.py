@@ -108,7 +108,7 @@ class Together:
         self._step(ranks, theirs.mean(0).expand(len(ranks), -1))
 
     def mean_model(self) -> nn.Module:
-        mean_model_(self._base, self.replicas)
+        mean_model_(self._base, [replica.flats for replica in self.replicas])
         self._base.release()
         return self._model
 
