@@ -21,6 +21,7 @@ RACE = (
     "--task fashion-mnist --model lenet --batch 16 --workers 4 --link 100mbit --step-seconds 0.1 "
     "--steps 240 --target-accuracy 0.82 --snapshots 30"
 )
+TRAIL = "trail=0.1"
 TO_ACCURACY, AT_HALF_THE_RATE = f"{RACE} --learning-rate 0.02", f"{RACE} --learning-rate 0.01"
 AT_A_THIRD = f"{RACE} --learning-rate 0.007"
 EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
@@ -48,6 +49,7 @@ GPU = (
     "--task fashion-mnist --model resnet18 --batch 128 --learning-rate 0.05 --bf16 --device cuda --workers 8 "
     "--link 1gbit --target-accuracy 0.9"
 )
+AT_BEST_RATE = GPU.replace("--learning-rate 0.05", "--learning-rate 0.03")  # of both
 WITH_MOMENTUM = f"{NARROW},momentum=0.5"
 DILOCO_ON_GPU = "diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16"
 RACES = {
@@ -59,6 +61,9 @@ RACES = {
     "narrow": f"{TO_ACCURACY} --repeats 3 --strategies {NARROW}",
     "half-rate-narrow": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {NARROW}",
     "third-of-the-rate": f"{AT_A_THIRD} --repeats 3 --strategies {AVERAGES},{DILOCO}",
+    "trail-at-the-rate": f"{TO_ACCURACY} --repeats 3 --strategies {NARROW},{NARROW},{TRAIL}",
+    "trail": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {NARROW},{TRAIL},lasgd:{TRAIL},{DILOCO},{DILOCO},{TRAIL}",
+    "trail-third": f"{AT_A_THIRD} --repeats 3 --strategies {NARROW},{TRAIL},{DILOCO},{DILOCO},{TRAIL}",
     "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire
@@ -75,6 +80,7 @@ RACES = {
     f"gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,local_sgd:every=32,{DILOCO_ON_GPU}",
     "gpu-best": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
     "gpu-best-again": f"{GPU} --steps 240 --snapshots 30 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",  # seed 0
+    "gpu-rate": f"{AT_BEST_RATE} --steps 240 --snapshots 60 --repeats 5 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
     "gpu-parts": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},fragments=12,"
     f"{DILOCO_ON_GPU}",
     "gpu-ddp": f"{GPU} --steps 120 --snapshots 24 --strategies ddp",  # 82 s

@@ -30,6 +30,7 @@ TO_ACCURACY = (
     "seeds",
     "averages",
     "narrow",
+    "trail-at-the-rate",
 )  # races that differ in strategies and seeds alone
 PICTURE = ROOT / "docs" / "images" / "race.png"
 
@@ -176,6 +177,7 @@ def draw(races: Sequence[Race], path: Path) -> None:
     """Accuracy against time, of the first seed."""
     first = {strategy: runs[0] for strategy, runs in newest_runs(races).items() if strategy != "none"}
     chosen = [strategy for strategy, run in first.items() if seed_of(run) == 0 and run["failure"] is None]
+    chosen.sort(key=lambda strategy: ".py:" in strategy)  # ours first
     figure = Figure(figsize=(9.0, 4.6), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     style_axes(axes, "Accuracy against time, 4 workers, 100 Mbit/s")
@@ -199,9 +201,10 @@ def draw(races: Sequence[Race], path: Path) -> None:
 def blocks() -> dict[str, list[str]]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     accuracy = _read(*TO_ACCURACY)
-    half_rate, third = _read("half-rate", "half-rate-narrow"), _read("third-of-the-rate")
+    half_rate, third = _read("half-rate", "half-rate-narrow", "trail"), _read("third-of-the-rate", "trail-third")
     straggler = Race.read("straggler")
     gpu = _read("gpu", "gpu-best", "gpu-best-again", "gpu-parts", "gpu-ddp", "gpu-daso")
+    gpu_rate = _read("gpu-rate")
     ceilings = _read("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
     found: dict[str, list[str]] = {}
     if accuracy:
@@ -215,6 +218,8 @@ def blocks() -> dict[str, list[str]]:
         found["race-straggler"] = [*to_accuracy_table([straggler]), "", captions([straggler])]
     if gpu:
         found["race-gpu"] = [*to_accuracy_table(gpu), "", captions(gpu)]
+    if gpu_rate:
+        found["race-gpu-rate"] = [*to_accuracy_table(gpu_rate), "", captions(gpu_rate)]
     if ceilings:
         found["race-ceilings"] = [*ceilings_table(ceilings), "", captions(ceilings)]
     return found

@@ -18,9 +18,11 @@ import safetensors.torch
 import torch
 from commands import run_here
 
+from offbeat import cli
 from offbeat.options import options_of
 from offbeat.report.metrics import read_metrics
 from offbeat.report.status import Result
+from offbeat.strategies import STRATEGIES
 from offbeat.strategies.lasgd import LASGD
 from offbeat.train.seed import worker_seed
 from offbeat.train.task import evaluate
@@ -275,3 +277,10 @@ def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
         run.until_metrics(tmp_path / "out" / "metrics.jsonl")
         os.kill(run.process.pid, signal.SIGKILL)
         assert run.ends(GONE_SECONDS) == -signal.SIGKILL
+
+
+def test_an_option_of_all_strategies_is_said_to_be_so() -> None:
+    every = [cls for cls in STRATEGIES.values() if "trail" in options_of(cls)]
+    assert len(every) == len(STRATEGIES)
+    assert cli.option_help("trail", every).endswith("[all, default 0.0]")
+    assert "lasgd, default 1" in cli.option_help("every", [STRATEGIES["local_sgd"], STRATEGIES["lasgd"]])

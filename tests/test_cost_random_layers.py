@@ -52,6 +52,7 @@ def test_as_many_layers_as_asked_for_keep_the_device_busy(
     asked, least, most = busy_ones(getattr(scale, share)), busy_ones(0.0), busy_ones(1.0)
     assert least + 0.1 < most
     assert least <= asked <= most
+    assert platform == "cpu" or asked > 0.5
 
 
 def test_half_of_a_cpus_products_are_of_one_row_a_sample() -> None:
@@ -68,7 +69,7 @@ def test_half_of_a_cpus_products_are_of_one_row_a_sample() -> None:
         kernels = [op.kernel for op in step.of("forward") if op.kind == "matmul"]
         return [kernel.outputs[0] for kernel in kernels[:-1]]  # the last is the head's
 
-    assert single(0.0) < single(0.5) < single(1.0)
+    assert single(0.0) + 0.1 < single(SCALES["cpu"].single) < single(1.0) - 0.1
 
 
 def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:

@@ -28,6 +28,7 @@ SAME = [  # in both worlds
     "daso:warmup_epochs=0,cooldown_epochs=0",
     "sgp",
     "diloco:every=4,fragments=2,delay=1",
+    "lasgd:delay=2,trail=0.3",
 ]
 WIRES = ["", ",wire_dtype=bfloat16", ",wire_dtype=int8"]
 SMALL_APART = [f"lasgd:fragments=9{more}" for more in (*WIRES, ",momentum=0.5")]  # many pieces in one parcel

@@ -62,7 +62,7 @@ def most_held(spec: str, elements: int = ELEMENTS) -> float:
         for step in range(1, STEPS + 1):
             yield comm.sleep(0.02)
             strategy.observe(1.0)
-            yield from strategy.after_step(step)
+            yield from strategy.at_boundary(step)
             most = max(most, held(strategy, replicas[rank]))
         yield from strategy.finish()
         most = max(most, held(strategy, replicas[rank]))
@@ -77,6 +77,7 @@ def most_held(spec: str, elements: int = ELEMENTS) -> float:
     ("spec", "times"),
     [
         ("ddp", 0),
+        ("ddp:trail=0.1", 1),
         ("local_sgd", 0),
         ("lasgd", 2),
         ("lasgd:fragments=8", 2),

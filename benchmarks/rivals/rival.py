@@ -17,13 +17,20 @@ from offbeat.trail import Trail
 class Followed:
     """A rival's optimizer, with a trail of the model behind it."""
 
-    def __init__(self, stepper: Any, trail: Trail) -> None:
-        self._stepper, self._trail = stepper, trail
+    def __init__(self, stepper: Any, model: Any, trail: Trail) -> None:
+        self._stepper, self._model, self._trail = stepper, model, trail
         self.zero_grad = stepper.zero_grad
 
     def step(self) -> None:
         self._stepper.step()
-        self._trail.follow()
+        self._trail.add_step([*self._floats().values()])  # asked for anew: some rivals replace them
+
+    def handed_in(self) -> dict[str, Any]:
+        weights = self._floats()
+        return dict(zip(weights, self._trail.means, strict=True)) if self._trail.means else weights
+
+    def _floats(self) -> dict[str, Any]:
+        return {name: x for name, x in self._model.state_dict().items() if x.is_floating_point()}
 
 
 def rival(body: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
@@ -35,16 +42,14 @@ def rival(body: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
     def context(model: Any, optimizer: Any, setup: Any, *, trail: float = 0.0, **settings: Any) -> Iterator[Any]:
         with own(model, optimizer, setup, **settings) as (module, stepper):
             if trail:
-                weights = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
-                followed = Trail([*weights.values()], trail)
-                setup.hands_in.append(lambda: dict(zip(weights, followed.means, strict=True)))
-                stepper = Followed(stepper, followed)
+                stepper = Followed(stepper, model, Trail(trail))
+                setup.hands_in.append(stepper.handed_in)
             yield module, stepper
 
     def train(*about: Any, **settings: Any) -> Any:
         unknown = settings.keys() - defaults.keys()
         if unknown:
-            raise TypeError(f"no setting {', '.join(sorted(unknown))}: choose among {', '.join(defaults) or 'none'}")
+            raise TypeError(f"no setting {', '.join(sorted(unknown))}: choose among {', '.join(defaults)}")
         given = {name: type(defaults[name])(value) for name, value in settings.items()}
         return context(*about, **given) if about else partial(train, **given)
 

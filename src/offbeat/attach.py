@@ -6,13 +6,13 @@
             optimizer.step()          # here the strategy does its part
 
 Every `optimizer.step()` is one step; leaving the block drains what is in flight and leaves the exact average of
-all workers in the model.
+all workers in the model (of their trails, where the strategy has them).
 """
 
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,6 +109,8 @@ class Attachment:
         self.seconds = 0.0  # from the start to the final average, once that is done
         self._model, self._optimizer = model, optimizer
         self._computing_since = 0.0
+        self._along = False  # with others that still have data
+        self._trained: tuple[Tensor, ...] | None = None  # x, once a trail has taken its place
         self._lead = Lead(replica.flats[0].device)
         self._gradients = (
             Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm, self._averages_gradients)
@@ -127,22 +129,37 @@ class Attachment:
         return self.comm.layout
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "strategy": self.strategy.state_dict(), "trail": self.strategy.trail_state()}
+        """What must be remembered across a restart, beside the model and the optimizer. With a trail the model holds
+        the mean over steps after the block, and `trained` what is to be trained on from."""
+        trained = {} if self._trained is None else {"trained": self._named(self._trained)}
+        state = {"step": self.step, "strategy": self.strategy.state_dict(), "trail": self.strategy.trail_state()}
+        return state | trained
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        weights = self._model.state_dict()
+        for name, x in state.get("trained", {}).items():
+            if name in weights and not torch.equal(x, weights[name]):
+                raise BadInput(
+                    f"{name} of the model is not as it was trained, but perhaps the mean over steps: before you "
+                    f"attach it, model.load_state_dict(state['trained'], strict=False)"
+                )
         self.step = state["step"]
         self.strategy.load_state_dict(state["strategy"])
-        self.strategy.load_trail_state(state["trail"])
+        self.strategy.load_trail_state(state.get("trail", {}))
 
     def weights(self) -> dict[str, Tensor]:
-        """What this worker would hand in now, by the names that its model has for it: with a strategy that has a trail,
-        the mean over its latest steps. `torch.func.functional_call(model, run.weights(), inputs)` evaluates it."""
-        flats, replica = self.strategy.handed_in, self.replica
-        views = {id(own): slot.view(flats[slot.flat]) for slot, own in zip(replica.slots, replica.tensors, strict=True)}
+        """A copy of what this worker would hand in now, by the names that its model has for it: with a trail, the mean
+        over its latest steps. `torch.func.functional_call(model, run.weights(), inputs)` evaluates it."""
+        return self._named(self.strategy.handed_in)
+
+    def _named(self, flats: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Copies of what lies in buffers like those of x, by all names of the model; tied weights are one tensor."""
+        own = zip(self.replica.slots, self.replica.tensors, strict=True)
+        copies = {id(x): slot.view(flats[slot.flat]).to(x.dtype, copy=True) for slot, x in own}
         named = itertools.chain(
             self._model.named_parameters(remove_duplicate=False), self._model.named_buffers(remove_duplicate=False)
         )
-        return {name: views[id(tensor)] for name, tensor in named if id(tensor) in views}
+        return {name: copies[id(tensor)] for name, tensor in named if id(tensor) in copies}
 
     def observe(self, loss: Tensor | float) -> None:
         """Tell the strategy the loss of a step, before `optimizer.step()`: daso, say, adapts to it."""
@@ -156,11 +173,14 @@ class Attachment:
         """No more data here. While others of the gradient group have some, step along with them; then drain."""
         self.replica.check(self._model)
         if self._gradients is not None:
+            self._along = True
             while self._gradients.follow():
                 self._step_along()
             self._gradients.adopt(self.replica)
         self.comm.run(self.strategy.finish())
-        self.comm.run(self.strategy.hand_in())
+        if self.strategy.trail:
+            self._trained = tuple(map(torch.clone, self.replica.flats))
+            self.comm.run(self.strategy.hand_in())
         self.seconds = self.comm.now()
 
     def detach(self) -> None:
@@ -186,7 +206,8 @@ class Attachment:
             self.replica.check(self._model)
         if self._gradients is None or self._gradients.stopped or self._averages_gradients():
             self.step += 1
-            self.comm.run(self.strategy.at_boundary(self.step))
+            hook = self.strategy.after_step if self._along else self.strategy.at_boundary
+            self.comm.run(hook(self.step))
             self._computing_since = self.comm.now()
         # Otherwise this step's gradients were averaged for another rank that is behind, because it skipped a step:
         # for the strategy no step has gone by, or it would go on where that rank does not follow yet.

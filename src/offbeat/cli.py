@@ -141,10 +141,11 @@ def strategy_flags(command: Command) -> Command:
 def option_help(name: str, classes: Sequence[type[Strategy]]) -> str:
     """What the option means to each strategy that has it, and its default there."""
     meanings: dict[str, list[str]] = {}
-    for cls in classes:
+    common = len(classes) == len(STRATEGIES) and len({options_of(cls)[name].default for cls in classes}) == 1
+    for cls in classes[:1] if common else classes:
         field = options_of(cls)[name]
         default = "" if field.default is None else f", default {field.default}"
-        meanings.setdefault(field.metadata["help"], []).append(f"{cls.name}{default}")
+        meanings.setdefault(field.metadata["help"], []).append(f"{'all' if common else cls.name}{default}")
     return "; ".join(f"{help} [{'; '.join(users)}]" for help, users in meanings.items())
 
 

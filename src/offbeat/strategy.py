@@ -1,7 +1,7 @@
 """Strategy: when and with whom a worker synchronises. One small file per method lies in `strategies/`."""
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -45,11 +45,12 @@ class Strategy:
         0.0, "hand in the mean of x over about this share of the latest steps, 0 to 1 (0: x as it is)", at_least=0
     )
 
+    _trail: Trail | None = field(default=None, init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         options.check(self)
-        if self.trail > 1:
-            raise BadInput(f"trail={self.trail} does not fit: it is a share of the steps, so use 0 to 1, such as 0.1")
-        self._trail: Trail | None = None
+        if self.trail:
+            Trail(self.trail)  # refuses what is no share
 
     def prepare(self, plan: Plan) -> None:
         """Before the start, where the length of the run is known."""
@@ -78,16 +79,16 @@ class Strategy:
         everyone = comm.layout.ranks
         for work in [comm.broadcast(flat, everyone[0], everyone, out=flat) for flat in replica.flats]:
             yield work
-        self._trail = Trail(replica.flats, self.trail) if self.trail else None
+        self._trail = Trail(self.trail, comm.now()) if self.trail else None
 
     def observe(self, loss: Tensor | float) -> None:
         """The training loss of the step that ends now, where it is known; called before `after_step`."""
 
     def at_boundary(self, step: int) -> Steps:
-        """What a world runs after each step."""
+        """What a world runs after each step of this rank's own; where it steps along with others, only `after_step`."""
         yield from self.after_step(step)
         if self._trail is not None:
-            self._trail.follow()
+            self._trail.add_step(self.replica.flats, self.comm.now())
 
     def after_step(self, step: int) -> Steps:
         """At the boundary after each step."""
@@ -99,18 +100,14 @@ class Strategy:
             pass
 
     def hand_in(self) -> Steps:
-        """After `finish`, at the end of a run: where there is a trail, its exact average takes the place of x."""
+        """After `finish`, at the end of a run: where there is a trail, its mean over the ranks takes the place of x."""
         if self._trail is not None:
-            everyone = self.comm.layout.ranks
-            for work in [self.comm.average(mean, everyone, out=mean) for mean in self._trail.means]:
-                yield work
-            for flat, mean in zip(self.replica.flats, self._trail.means, strict=True):
-                flat.copy_(mean)
+            yield from self._trail.hand_in(self.replica.flats, self.comm)
 
     @property
     def handed_in(self) -> Sequence[Tensor]:
         """What this rank would hand in now, as it lies in `replica.flats`."""
-        return self.replica.flats if self._trail is None else self._trail.means
+        return self._trail.means if self._trail is not None and self._trail.means else self.replica.flats
 
     def average_exactly(self, *, training: bool) -> Generator[Work[Any], Any, Any]:
         """A blocking average of x over all ranks; tells whether some rank still trains."""
@@ -132,11 +129,10 @@ class Strategy:
 
     def load_trail_state(self, state: Mapping[str, Any]) -> None:
         """After `start`."""
-        if bool(state) != (self._trail is not None):
-            has, was = ("has a", "without") if self._trail is not None else ("has no", "with")
-            raise BadInput(f"{self.name} {has} trail and was saved {was} one: resume with the same options")
-        if self._trail is not None:
-            self._trail.load_state_dict(state)
+        if state and self._trail is None:
+            raise BadInput(f"{self.name} has no trail and was saved with one: resume with the same options")
+        if state and self._trail is not None:
+            self._trail.load_state_dict(state, self.replica.flats)
 
     def state_dict(self) -> dict[str, Any]:
         """What it must remember across a restart. Call after `finish`, when nothing is in flight."""

@@ -42,9 +42,7 @@ class Setup:
     steps_per_epoch: int
     seed: int
     attachment: list[Attachment]  # filled by ours, for what only they can tell
-    hands_in: list[
-        Callable[[], Mapping[str, Tensor]]
-    ]  # filled by those who would hand in other weights, by their names
+    hands_in: list[Callable[[], Mapping[str, Tensor]]]  # filled by those who would hand in other weights
 
 
 Contestant = Callable[[nn.Module, Optimizer, Setup], AbstractContextManager[tuple[Callable[..., Any], Stepper]]]

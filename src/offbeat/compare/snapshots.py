@@ -82,8 +82,8 @@ def _first_samples_of(task: Task) -> Task:
 
 def flat_of(model: nn.Module, instead: Mapping[str, Tensor] | None = None) -> Tensor:
     """All floating-point tensors of a model, or what is given instead of some, as one vector, beside them."""
-    tensors = {**_floats(model), **(instead or {})}
-    return torch.cat([tensors[name].detach().reshape(-1).float() for name in _floats(model)])
+    given = instead or {}
+    return torch.cat([given.get(name, x).detach().reshape(-1).float() for name, x in _floats(model).items()])
 
 
 def load_flat(model: nn.Module, flat: Tensor) -> None:

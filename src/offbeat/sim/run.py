@@ -137,7 +137,7 @@ class _Worker:
             if not (yield self.gradients.follow(rank, ranks)):
                 break
             step += 1
-            yield from strategy.at_boundary(step)
+            yield from strategy.after_step(step)
         yield from strategy.finish()
         yield from strategy.hand_in()
 

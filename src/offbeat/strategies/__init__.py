@@ -36,7 +36,7 @@ def make_strategy(spec: str, given: Mapping[str, Any] | None = None) -> Strategy
         values[key] = text
     for key, value in {**values, **(given or {})}.items():
         if key not in options.options_of(cls):
-            takes = ", ".join(options.options_of(cls)) or "no options"
+            takes = ", ".join(options.options_of(cls))
             owners = [other.name for other in STRATEGIES.values() if key in options.options_of(other)]
             if owners:
                 raise BadInput(
