@@ -49,7 +49,7 @@ GPU = (
     "--task fashion-mnist --model resnet18 --batch 128 --learning-rate 0.05 --bf16 --device cuda --workers 8 "
     "--link 1gbit --target-accuracy 0.9"
 )
-AT_BEST_RATE = GPU.replace("--learning-rate 0.05", "--learning-rate 0.03")  # of both
+AT_BEST_RATE = GPU.replace("--learning-rate 0.05", "--learning-rate 0.03")
 WITH_MOMENTUM = f"{NARROW},momentum=0.5"
 DILOCO_ON_GPU = "diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16"
 RACES = {
@@ -64,6 +64,7 @@ RACES = {
     "trail-at-the-rate": f"{TO_ACCURACY} --repeats 3 --strategies {NARROW},{NARROW},{TRAIL}",
     "trail": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {NARROW},{TRAIL},lasgd:{TRAIL},{DILOCO},{DILOCO},{TRAIL}",
     "trail-third": f"{AT_A_THIRD} --repeats 3 --strategies {NARROW},{TRAIL},{DILOCO},{DILOCO},{TRAIL}",
+    "trail-more": f"{AT_A_THIRD} --seed 3 --repeats 3 --strategies {NARROW},{TRAIL},{DILOCO},{TRAIL}",
     "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire

@@ -201,7 +201,10 @@ def draw(races: Sequence[Race], path: Path) -> None:
 def blocks() -> dict[str, list[str]]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     accuracy = _read(*TO_ACCURACY)
-    half_rate, third = _read("half-rate", "half-rate-narrow", "trail"), _read("third-of-the-rate", "trail-third")
+    half_rate, third = (
+        _read("half-rate", "half-rate-narrow", "trail"),
+        _read("third-of-the-rate", "trail-third", "trail-more"),
+    )
     straggler = Race.read("straggler")
     gpu = _read("gpu", "gpu-best", "gpu-best-again", "gpu-parts", "gpu-ddp", "gpu-daso")
     gpu_rate = _read("gpu-rate")

@@ -635,7 +635,7 @@ def test_ranks_that_differ_are_told():
         (["ddp", "ddp"], [0, 0], Layout.even(2, 2), [3, 3]),
     ]
     for said in run_workers(refused, 2, cases):
-        assert "strategy of rank 1 is ddp() and that of rank 0 lasgd(every=1, " in said[0]
+        assert "strategy of rank 1 is ddp(trail=0.0) and that of rank 0 lasgd(every=1, " in said[0]
         assert "lasgd(every=3" in said[1]
         assert "seed of rank 1 is 1" in said[2]
         assert "model of rank 1 is Linear with 2 tensors of 10 numbers" in said[3]

@@ -23,7 +23,7 @@ from offbeat.layout import Layout
 from offbeat.report.meter import Meter
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.curve import Curve
-from offbeat.sim.learners import OneByOne
+from offbeat.sim.learners import NoModel, OneByOne
 from offbeat.sim.run import run
 from offbeat.strategies import make_strategy
 from offbeat.trail import Trail
@@ -108,7 +108,7 @@ def test_a_mean_of_narrow_numbers_is_wide() -> None:
 def test_in_a_long_run_it_still_moves_and_not_every_step_is_looked_at() -> None:
     share, x, steps = 0.1, torch.ones(1), 1_000_000
     trail = Trail(share)
-    trail.load_state_dict({"steps": steps, "means": [x.clone()]}, [x])
+    trail.load_state_dict({"steps": steps, "looked_at": steps, "means": [x.clone()]}, [x])
     x.fill_(1.001)
     moved = 0
     for _ in range(2000):
@@ -118,6 +118,25 @@ def test_in_a_long_run_it_still_moves_and_not_every_step_is_looked_at() -> None:
     assert 3 <= moved <= 8, "a step in 390"
     expected = 1 + 0.001 * (1 - (1 - 1 / (share * steps)) ** 2000)
     assert trail.means[0].item() == pytest.approx(expected, abs=0.25 * (expected - 1))
+
+
+@pytest.mark.parametrize("steps", [5000, 6000, 7600, 11_900])
+def test_it_does_not_beat_with_averages_that_come_every_few_steps(steps: int) -> None:
+    x, trail = torch.zeros(1), Trail(0.1)
+    for step in range(steps):
+        x.fill_(step % 8)
+        trail.add_step([x])
+    assert trail.means[0].item() == pytest.approx(3.5, abs=0.1)
+
+
+def test_where_only_the_clock_runs_one_more_average_of_the_model_is_charged() -> None:
+    def sent(spec: str) -> int:
+        cluster = Cluster(layout=Layout.even(16, 16))
+        found = run(make_strategy(spec), cluster, NoModel(16), [3] * 16, seed=0, nbytes=1_000_000)
+        return sum(status.bytes_sent for status in found.statuses)
+
+    averages = sent("local_sgd:every=1") - sent("none")  # three
+    assert sent("none:trail=0.1") - sent("none") == pytest.approx(averages / 3, rel=0.01)
 
 
 def test_what_is_infinite_stays_so() -> None:
@@ -179,7 +198,7 @@ def scheduled() -> tuple[Tensor, Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
     with offbeat.attach(model, optimizer, "ddp:trail=0.3", layout=Layout.even(3, 1)):
-        for number in range([2, 9, 3][rank]):
+        for number in range([2, 60, 3][rank]):
             optimizer.zero_grad()
             model(rank, number).backward()
             optimizer.step()
@@ -262,7 +281,12 @@ def test_it_goes_on_after_a_restart(spec: str) -> None:
     with pytest.raises(
         BadInput, match=r"a trail of \[3\] numbers does not fit x, which is \[32\]: resume with the model"
     ):
-        train("0.4", range(5, 11), {**state, "trail": {"steps": 1, "means": [torch.zeros(3)]}}, state["trained"]["x"])
+        train(
+            "0.4",
+            range(5, 11),
+            {**state, "trail": {**state["trail"], "means": [torch.zeros(3)]}},
+            state["trained"]["x"],
+        )
     train("0.4", range(5, 11), {name: plain[name] for name in ("step", "strategy")}, x)  # of before there were trails
 
 
@@ -288,21 +312,23 @@ def test_a_share_is_between_0_and_1(share: str, words: str) -> None:
         make_strategy(f"lasgd:trail={share}")
 
 
-def test_a_curve_in_virtual_time_is_of_what_would_be_handed_in() -> None:
+@pytest.mark.parametrize("slow", [1.0, 3.0])
+def test_a_curve_in_virtual_time_is_of_what_would_be_handed_in(slow: float) -> None:
     task = load_task("digits", seed=0)
     shards = [Shard(samples=len(task.train), rank=rank, workers=2, batch=16, seed=0) for rank in range(2)]
 
     def last_point(spec: str) -> tuple[float, OneByOne]:
         learners = OneByOne(task, shards, 0)
         curve = Curve(task, learners, [12, 12], shards, seed=0)
-        run(make_strategy(spec), Cluster(layout=Layout.even(2, 2)), learners, [12, 12], seed=0, watch=curve.watch)
+        cluster = Cluster(layout=Layout.even(2, 2), stragglers={0: slow})
+        run(make_strategy(spec), cluster, learners, [12, 12], seed=0, watch=curve.watch)
         loss = curve.points[-1].test_loss
         assert loss is not None
         return loss, learners
 
-    loss, learners = last_point("ddp:trail=0.5")
+    loss, learners = last_point("none:trail=0.5")
     assert loss == pytest.approx(evaluate(learners.mean_model(), task)[1], rel=1e-5)
-    assert loss != pytest.approx(last_point("ddp")[0], rel=1e-3)
+    assert loss != pytest.approx(last_point("none")[0], rel=1e-3)
 
 
 def test_rivals_have_it_too() -> None:
@@ -342,5 +368,5 @@ def test_a_lap_looks_at_what_would_be_handed_in() -> None:
     outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
     laps = {outcome.entry.strategy: outcome.lap for outcome in outcomes}
     losses = [[point.loss for point in lap.curve] for spec in specs if (lap := laps[spec]) is not None]
-    assert len(losses[0]) == len(losses[1]) >= 3
-    assert all(abs(one - other) > 1e-3 for one, other in zip(*losses, strict=True))
+    assert min(map(len, losses)) >= 3
+    assert all(abs(one - other) > 1e-3 for one in losses[0] for other in losses[1])

@@ -138,7 +138,7 @@ class Attachment:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         weights = self._model.state_dict()
         for name, x in state.get("trained", {}).items():
-            if name in weights and not torch.equal(x, weights[name]):
+            if name in weights and not torch.equal(x.to(weights[name]), weights[name]):
                 raise BadInput(
                     f"{name} of the model is not as it was trained, but perhaps the mean over steps: before you "
                     f"attach it, model.load_state_dict(state['trained'], strict=False)"

@@ -3,7 +3,7 @@
 import math
 import types
 from collections.abc import Iterable
-from dataclasses import Field, field, fields
+from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import BadInput, unknown
@@ -17,8 +17,11 @@ def option(
 
 
 def options_of(cls: type) -> dict[str, Field[Any]]:
-    """The options of a strategy class by name, in the order they were written."""
-    return {f.name: f for f in fields(cls) if "help" in f.metadata}
+    """The options of a strategy class by name, in the order they were written; those that all strategies have last."""
+    *_, root = (base for base in cls.__mro__ if is_dataclass(base))
+    common = {f.name for f in fields(root)}
+    ordered = sorted(fields(cls), key=lambda f: f.name in common)
+    return {f.name: f for f in ordered if "help" in f.metadata}
 
 
 def type_of(cls: type, name: str) -> tuple[type, bool]:

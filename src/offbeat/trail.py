@@ -10,6 +10,7 @@ Every worker keeps its own; nothing more travels until the end. Then those count
 what one stopped at lies further back than a trail reaches, if it was faster than the others or had less data.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from .comm import Comm, Steps, Work
 from .errors import BadInput
-from .layout import Ranks
 from .replica import in_chunks
 
 WIDE_ENOUGH = 4  # bytes of a number: a mean of many steps moves by less than 16 bits can say
 SAMPLES = 256  # of the steps that it reaches back over, at least: more tell nothing new, and each weighs too little
+HALVINGS = 10  # of the time of a run, to find who trained last: to a thousandth
 
 
 class Trail:
@@ -33,6 +34,7 @@ class Trail:
         if not 0 < share <= 1:
             raise BadInput(f"trail={share} does not fit: it is a share of the steps, so use 0 to 1, such as 0.1")
         self._share, self._steps = share, 0
+        self._looked_at = 0  # the latest step whose x is in the means
         self._began_at = self._ended_at = now
         self.means: tuple[Tensor, ...] = ()  # like x, once there is a step
 
@@ -40,11 +42,14 @@ class Trail:
         """x as it is after one more step."""
         self._steps += 1
         self._ended_at = now
-        stride = max(1, int(self._share * self._steps) // SAMPLES)  # of a long run, not every step is looked at
-        if not self.means:
+        # Of a long run not every step is looked at; in an odd stride, since averages often come every 2^k steps.
+        stride = int(self._share * self._steps) // SAMPLES | 1
+        if self._steps == 1 or not self.means:
             self.means = tuple(map(_wide_copy, x))
-        elif self._steps % stride == 0:
-            weight = min(1.0, stride / (1 + self._share * (self._steps - 1)))
+            self._looked_at = self._steps
+        elif self._steps - self._looked_at >= stride:
+            weight = (self._steps - self._looked_at) / (1 + self._share * (self._steps - 1))
+            self._looked_at = self._steps
             with torch.no_grad():
                 for pair in zip(self.means, x, strict=True):
                     for mean, new in in_chunks(*pair) if pair[0].dim() == 1 else (pair,):
@@ -53,35 +58,40 @@ class Trail:
     def hand_in(self, x: Sequence[Tensor], comm: Comm) -> Steps:
         """The mean over the workers takes the place of x. All ranks are here at the same time: the last average before
         held them together."""
-        counts = yield from self._who_counts(comm)
+        counts, share_of_ranks = yield from self._who_counts(comm)
         self.means = self.means or tuple(map(_wide_copy, x))
         everyone = comm.layout.ranks
-        if comm.rank not in counts:
-            for mean in self.means:
+        for mean in self.means:
+            if not counts:
                 mean.zero_()
-        elif len(counts) < len(everyone):
-            for mean in self.means:
-                mean.mul_(len(everyone) / len(counts))
+            elif share_of_ranks < 1:
+                mean.div_(share_of_ranks)
         for work in [comm.average(mean, everyone, out=mean) for mean in self.means]:
             yield work
         for own_x, mean in zip(x, self.means, strict=True):
             own_x.copy_(mean)
 
-    def _who_counts(self, comm: Comm) -> Generator[Work[Any], Any, Ranks]:
-        """Those that made their last step within the share of the time that a trail reaches back; all, if none did."""
-        everyone = comm.layout.ranks
-        own, place = torch.zeros(3, len(everyone), dtype=torch.float64), everyone.index(comm.rank)
-        seconds = comm.now() - self._ended_at, self._ended_at - self._began_at
-        own[:, place] = len(everyone) * torch.tensor([self._steps, *seconds], dtype=torch.float64)
-        steps, idle, trained = yield comm.average(own, everyone)
-        some = steps > 0
-        if not some.any():
-            return everyone
-        reach = idle[some].min() + self._share * trained.max()
-        return tuple(rank for rank, is_one in zip(everyone, (some & (idle <= reach)).tolist(), strict=True) if is_one)
+    def _who_counts(self, comm: Comm) -> Generator[Work[Any], Any, tuple[bool, float]]:
+        """Whether this rank made its last step within the share of the time that a trail reaches back, counted from the
+        last step of all; and the share of the ranks that did. Where nobody made a step, all count."""
+
+        def mean_of(value: float) -> Work[Tensor]:
+            return comm.average(torch.tensor(value, dtype=torch.float64), comm.layout.ranks)
+
+        idle, run = comm.now() - self._ended_at, comm.now() - self._began_at
+        seconds: Tensor = yield mean_of(run)
+        idle_share = min(1.0, idle / max(seconds.item(), 1e-9)) if self._steps else math.inf
+        low, high = 0.0, 1.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            some: Tensor = yield mean_of(float(idle_share <= middle))
+            low, high = (low, middle) if some.item() > 0 else (middle, high)
+        counts = idle_share <= high + self._share
+        share_of_ranks: Tensor = yield mean_of(float(counts))
+        return (counts, share_of_ranks.item()) if share_of_ranks.item() > 0 else (True, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "means": list(self.means)}
+        return {"steps": self._steps, "looked_at": self._looked_at, "means": list(self.means)}
 
     def load_state_dict(self, state: Mapping[str, Any], x: Sequence[Tensor]) -> None:
         sizes, own = ([len(flat) for flat in flats] for flats in (state["means"], x))
@@ -89,7 +99,7 @@ class Trail:
             raise BadInput(
                 f"a trail of {sizes} numbers does not fit x, which is {own}: resume with the model it was of"
             )
-        self._steps = state["steps"]
+        self._steps, self._looked_at = state["steps"], state["looked_at"]
         self.means = tuple(
             saved.to(device=flat.device, dtype=_wide(flat.dtype), copy=True)
             for saved, flat in zip(state["means"], x, strict=False)

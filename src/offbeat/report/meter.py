@@ -14,7 +14,7 @@ class Meter:
         self.rank, self.strategy = rank, strategy
         self._steps, self._trace = steps, trace
         self.steps_done = 0
-        self._last_step_at = 0.0
+        self.last_step_at = 0.0
         self._losses = 0
         self._loss_sum: Tensor | float = 0.0
         self._loss = math.nan
@@ -22,7 +22,7 @@ class Meter:
     def step(self, loss: Tensor | float, now: float) -> None:
         """A step is done. A loss on an accelerator stays there until a status is asked for."""
         self.steps_done += 1
-        self._last_step_at = now
+        self.last_step_at = now
         self._losses += 1
         self._loss_sum = self._loss_sum + loss
 
@@ -42,7 +42,7 @@ class Meter:
             steps=self._steps,
             seconds=now,
             loss=loss,
-            steps_per_second=self.steps_done / self._last_step_at if self._last_step_at else 0.0,
+            steps_per_second=self.steps_done / self.last_step_at if self.last_step_at else 0.0,
             computing_share=min(1.0, seconds["compute"] / now) if now else 0.0,
             waiting_share=min(1.0, seconds["wait"] / now) if now else 0.0,
             bytes_sent=self._trace.bytes_sent,

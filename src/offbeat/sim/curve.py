@@ -72,7 +72,7 @@ class Curve:
         count = len(statuses)
         accuracy = test_loss = None
         if self._look is not None:
-            accuracy, test_loss = self._look(self._handed_in(), whole=self._done == self._total)
+            accuracy, test_loss = self._look(self._handed_in(now), whole=self._done == self._total)
         self.points.append(
             Point(
                 seconds=now,
@@ -87,12 +87,14 @@ class Curve:
             )
         )
 
-    def _handed_in(self) -> list[Sequence[Tensor]]:
-        """By each worker, if all ended now; who has not made a step yet has what all began with."""
-        xs: list[Sequence[Tensor]] = [replica.flats for replica in self._learners.replicas]
-        for meter in self._meters:
-            xs[meter.rank] = meter.strategy.handed_in
-        return xs
+    def _handed_in(self, now: float) -> list[Sequence[Tensor]]:
+        """By the workers, if all ended now. Trails of those that stopped long ago do not count, as at the end."""
+        stopped = {meter: now - meter.last_step_at for meter in self._meters}
+        trail = max((meter.strategy.trail for meter in self._meters), default=0.0)
+        if trail:
+            reach = min(stopped.values()) + trail * now
+            return [meter.strategy.handed_in for meter in self._meters if stopped[meter] <= reach]
+        return [replica.flats for replica in self._learners.replicas]
 
 
 class _Look:
