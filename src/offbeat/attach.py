@@ -129,11 +129,14 @@ class Attachment:
         return self.comm.layout
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be remembered across a restart, beside the model and the optimizer. With a trail the model holds
-        the mean over steps after the block, and `trained` what is to be trained on from."""
-        trained = {} if self._trained is None else {"trained": self._named(self._trained)}
-        state = {"step": self.step, "strategy": self.strategy.state_dict(), "trail": self.strategy.trail_state()}
-        return state | trained
+        """What this worker must remember across a restart, beside the model and the optimizer. With a trail the model
+        holds the mean over steps after the block, and `trained` what is to be trained on from; else that is empty."""
+        return {
+            "step": self.step,
+            "strategy": self.strategy.state_dict(),
+            "trail": self.strategy.trail_state(),
+            "trained": {} if self._trained is None else self._named(self._trained),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         weights = self._model.state_dict()
