@@ -278,7 +278,7 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--device h10", r"no device 'h10': did you mean 'h100'\?"),
         ("--device nowhere.json", r"there is no profile nowhere.json: write one with offbeat calibrate"),
         ("--device broken.json", r"broken.json is no profile of a device .*: write one with offbeat calibrate"),
-        ("--device old.json", r"profile old.json is of version 0, not \d+: run offbeat calibrate again"),
+        ("--device old.json", rf"profile old.json is of version 0, not {VERSION}: run offbeat calibrate again"),
         ("--link 10foo", r"'10foo' is not a rate: .* such as 100mbit"),
         ("--link measured", r"has no measured all-reduce: give a rate"),
         ("--local-link 5", r"'5' is not a rate"),
