@@ -207,7 +207,7 @@ def blocks() -> dict[str, list[str]]:
     )
     straggler = Race.read("straggler")
     gpu = _read("gpu", "gpu-best", "gpu-best-again", "gpu-parts", "gpu-ddp", "gpu-daso")
-    gpu_rate = _read("gpu-rate")
+    gpu_rate = _read("gpu-rate", "gpu-rate-3", "gpu-rate-6")
     ceilings = _read("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
     found: dict[str, list[str]] = {}
     if accuracy:
