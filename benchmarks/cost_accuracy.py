@@ -24,20 +24,20 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from offbeat.cost.calibrate_steps import one_after_the_other
-from offbeat.cost.cpu_step import visit
+from offbeat.cost.afresh import visits_afresh
+from offbeat.cost.calibrate_steps import Visiting, one_by_one
 from offbeat.cost.device_profile import DeviceProfile, load_profile
+from offbeat.cost.gauge import undisturbed
 from offbeat.cost.gpu_step import visit_on_gpu
 from offbeat.cost.predict import predict
 from offbeat.cost.profile_at import device_name
 from offbeat.cost.real_step import RealStep
 from offbeat.cost.subject import Subject
 from offbeat.cost.zoo import held_out, references
-from offbeat.malloc import keep_freed_memory
 from offbeat.report.table import human_seconds, percent
 
 BATCHES = {"cpu": (2, 8, 16, 32), "cuda": (16, 64, 128, 256)}
-FEWEST = 4  # turns of a visit, on a CPU
+TURNS, PATIENCE_SECONDS = 2, 15.0  # of a visit, on a CPU
 MOST_MEMORY = 0.9  # of the device's
 WANTED_MEAN, WANTED_WORST, WANTED_OPS = 0.05, 0.12, 0.12
 
@@ -50,6 +50,7 @@ class Row:
     roofline: float
     torch_estimator: float | None
     visits: list[float]  # seconds, at the reference's usual speed
+    quiet: list[bool]  # whether neighbours left the CPU alone in that visit
     raw: list[float]  # as the clock said
     op_errors: list[float]  # of each visit: the operations' absolute errors, over the sum of their times
     ops: list[float]  # of the last visit: seconds of each operation
@@ -60,7 +61,9 @@ class Row:
 
     @property
     def measured(self) -> float:
-        return statistics.median(self.visits)
+        """Of the visits that were quiet, if there are any."""
+        quiet = [seconds for seconds, was_quiet in zip(self.visits, self.quiet, strict=True) if was_quiet]
+        return undisturbed(quiet or self.visits)
 
     def error_of(self, said: float) -> float:
         return said / self.measured - 1
@@ -75,12 +78,14 @@ def main() -> None:
     parser.add_argument("--device", required=True, help="a profile")
     parser.add_argument("--bf16", action="store_true", help="under autocast")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a visit, about, on a CPU")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_SECONDS, help="seconds that a visit waits for a quiet CPU"
+    )
     parser.add_argument("--json", type=Path, help="for the numbers")
     parser.add_argument("--out", type=Path, help="for a picture")
     given = parser.parse_args()
     profile = load_profile(given.device)
-    rows = measure(profile, torch.bfloat16 if given.bf16 else None, given.rounds, given.seconds)
+    rows = measure(profile, torch.bfloat16 if given.bf16 else None, given.rounds, given.patience)
     for row in rows:
         spread = (max(row.visits) - min(row.visits)) / row.measured / 2
         estimator = "-" if row.torch_estimator is None else f"{100 * row.error_of(row.torch_estimator):+.0f} %"
@@ -102,7 +107,7 @@ def main() -> None:
     raise SystemExit(0 if held else 1)
 
 
-def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, seconds: float) -> list[Row]:
+def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, patience: float) -> list[Row]:
     device = torch.device("cuda" if profile.platform == "cuda" else "cpu")
     threads = profile.setup.get("threads", torch.get_num_threads())
     if device_name(device) != profile.device.name or threads != torch.get_num_threads():
@@ -116,23 +121,22 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, s
                 continue
             row = Row(
                 subject.name, batch, predict(subject.at(batch), profile).time.seconds,
-                predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], [], [], [],
+                predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], [], [], [], [],
             )  # fmt: skip
             cases[subject.name, batch] = subject, row
     order = list(cases)
-    if device.type == "cpu":
-        keep_freed_memory()
-    beside = one_after_the_other(references(), device)
-    visiting = visit_on_gpu if device.type == "cuda" else partial(visit, fewest=FEWEST, at_most_seconds=seconds)
-    for _ in range(rounds):
-        random.Random(len(order)).shuffle(order)
-        for key in order:
-            subject, row = cases[key]
-            step = RealStep(subject, row.batch, device)
-            found = visiting(step, beside)
+    if device.type == "cuda":
+        visiting: Visiting = one_by_one(visit_on_gpu, references(), device)
+    else:
+        visiting = partial(visits_afresh, references=references(), turns=TURNS, patience_seconds=patience)
+    for number in range(rounds):
+        random.Random(number).shuffle(order)
+        for (subject, batch), found in visiting((cases[key][0], key[1]) for key in order):
+            row = cases[subject.name, batch][1]
             row.raw.append(found.seconds)
             usual = found.at_speed_of(profile.reference_seconds or found.reference_seconds)
             row.visits.append(usual.seconds)
+            row.quiet.append(usual.quiet)
             row.ops = list(usual.ops)
             row.op_errors.append(op_error(subject, row.batch, profile, usual.ops))
     return [row for _subject, row in cases.values()]

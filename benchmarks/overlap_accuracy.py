@@ -34,11 +34,10 @@ from collective_accuracy import measure as measure_collectives
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from offbeat.cost.calibrate_steps import one_after_the_other
 from offbeat.cost.device_profile import load_profile
 from offbeat.cost.fit import Fitted, fit
 from offbeat.cost.predict import predict
-from offbeat.cost.real_step import RealStep
+from offbeat.cost.real_step import RealStep, one_after_the_other
 from offbeat.cost.step import StepTime, synchronous
 from offbeat.cost.subject import Subject, find_subject
 from offbeat.cost.zoo import references
@@ -69,7 +68,7 @@ def worker(rank: int, addresses: list[str], name: str) -> None:
     device = torch.device("cpu")
     alone, together = RealStep(subject, batch, device), RealStep(subject, batch, device)
     together.model = DistributedDataParallel(together.model)
-    beside = one_after_the_other(references())
+    beside = one_after_the_other(references(), torch.device("cpu"))
     seconds: dict[str, list[float]] = {"alone": [], "together": [], "reference": []}
     for block in range(-1, BLOCKS):  # the first one warms up, and makes DistributedDataParallel's buckets
         for what, step in (("alone", alone), ("together", together), ("reference", beside)):

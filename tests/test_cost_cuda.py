@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from offbeat.cost import Op, trace
+from offbeat.cost.calibrate_steps import one_by_one
 from offbeat.cost.gpu_step import visit_on_gpu
 from offbeat.cost.learned_profile import Calibration, learned_profile
 from offbeat.cost.real_step import RealStep
 from offbeat.cost.recorder import Recorder
-from offbeat.cost.zoo import learned_from
+from offbeat.cost.zoo import learned_from, references
 from offbeat.train.models import GPT, MODELS
 from offbeat.train.task import cross_entropy
 
@@ -100,7 +101,7 @@ def test_a_visit_finds_the_kernels_of_every_operation(name: str, autocast: torch
 def test_what_a_gpu_does_is_learned(tmp_path: Path) -> None:
     how = Calibration(
         platform="cuda", device=torch.device("cuda"), path=tmp_path / "gpu.json", minutes=0.5, batches=(32,),
-        visiting=partial(visit_on_gpu, turns=1), bf16=True,
+        visiting=one_by_one(partial(visit_on_gpu, turns=1), references(), torch.device("cuda")), bf16=True,
     )  # fmt: skip
     profile = learned_profile(how, None, lambda *_: None)
     assert profile.host is not None

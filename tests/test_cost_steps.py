@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from offbeat.cost import trace
-from offbeat.cost.calibrate_steps import Case, at_usual_speed, case_name, in_turns, visit_models
+from offbeat.cost.calibrate_steps import at_usual_speed, case_name, in_turns, one_by_one, visit_models
 from offbeat.cost.counts import read_bytes_of
-from offbeat.cost.cpu_step import FEWEST, MOST_REPEATS, WARM, Timed, visit
+from offbeat.cost.cpu_step import MOST_PAIRS, MOST_TURNS, Timed, visit, visits_when_quiet
+from offbeat.cost.gauge import Gauge
 from offbeat.cost.host import PhaseTiming, StepTiming, step_timing
 from offbeat.cost.kernel import Kernel, Ref, Spec
 from offbeat.cost.op import Op
@@ -24,7 +26,7 @@ from offbeat.cost.profile import Profile, Timing
 from offbeat.cost.random_models import random_models
 from offbeat.cost.real_step import RealStep
 from offbeat.cost.reuse import CACHES, WARMEST, Touched, nearness, warmth
-from offbeat.cost.subject import Subject, find_subject
+from offbeat.cost.subject import Case, Subject, find_subject
 from offbeat.cost.trace import Platform
 from offbeat.cost.visits import CallTimes, Visit
 from offbeat.cost.zoo import learned_from, references
@@ -32,7 +34,8 @@ from offbeat.errors import OffbeatError
 
 CPU = torch.device("cpu")
 NEAREST, FURTHER = CACHES["cpu"].near, CACHES["cpu"].far
-ONCE = partial(visit, fewest=1, most=1)
+ONCE = partial(visit, turns=1, patience_seconds=0.0)
+ALONE, BESIDE = one_by_one(ONCE, []), one_by_one(ONCE, references()[:1])
 
 
 def copy(nbytes: int) -> Kernel:
@@ -133,7 +136,7 @@ def test_near_survives_json() -> None:
 @pytest.mark.parametrize("name", ["cnn", "gpt", "resnet8"])
 def test_a_visit_times_the_operations_of_the_trace(name: str) -> None:
     subject = find_subject(name, platform="cpu", input_shape=(16,) if name == "gpt" else (3, 16, 16))
-    found = visit(RealStep(subject, 2, CPU), lambda: time.sleep(0.002), fewest=2, most=2)
+    found = visit(RealStep(subject, 2, CPU), Gauge(lambda: time.sleep(0.002)), turns=2, patience_seconds=0.0)
     assert len(found.ops) == len(subject.at(2).ops)
     assert [kernel.name for kernel in found.kernels] == [op.kernel.name for op in subject.at(2).ops]
     assert all(seconds > 0 for seconds in (found.seconds, *found.ops))
@@ -148,21 +151,32 @@ def test_a_norm_of_16_bits_is_traced_as_it_is() -> None:
 
     plain = find_subject("cnn", platform="cpu", input_shape=(3, 16, 16))
     subject = replace(plain, model=build, autocast=torch.bfloat16, _traced={})
-    found = visit(RealStep(subject, 2, CPU), lambda: None, fewest=1, most=1)
+    found = visit(RealStep(subject, 2, CPU), Gauge(lambda: None), turns=1, patience_seconds=0.0)
     assert [kernel.call for kernel in found.kernels] == [op.kernel.call for op in subject.at(2).ops]
+
+
+class Told(Gauge):
+    """Looks that are given, the last one for ever; the least of them is quiet."""
+
+    def __init__(self, *looks: float) -> None:
+        super().__init__(lambda: None)
+        self._looks = list(looks)
+        self._least = min(looks)
+
+    def look(self) -> float:
+        return self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
+
+    @property
+    def least(self) -> float:
+        return self._least
 
 
 @pytest.mark.parametrize(
     ("seconds", "steps"),
-    [
-        (0.0, 4 + (WARM + FEWEST) * 2 * MOST_REPEATS),
-        (0.05, 4 + (WARM + FEWEST) * 2),
-        (0.2, 4 + FEWEST * 2),
-        (0.5, 3 + 2),
-    ],
+    [(0.0, 4 + 1 + 2 * MOST_PAIRS), (0.05, 4 + 1 + 2), (0.2, 4 + 1 + 2), (0.5, 3 + 2)],
 )
 def test_the_longer_a_step_the_fewer_are_made(monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int) -> None:
-    """Beside those that are timed as a whole, one in every repeat."""
+    """Beside those that are timed by phase, as many as have their operations timed."""
     step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
     made = 0
 
@@ -172,9 +186,73 @@ def test_the_longer_a_step_the_fewer_are_made(monkeypatch: pytest.MonkeyPatch, s
         own.by_phase()
 
     monkeypatch.setattr(RealStep, "__call__", counted)
-    monkeypatch.setattr("offbeat.cost.cpu_step._seconds_of", lambda call: call() or max(seconds, 1e-9))
-    visit(step, lambda: None, at_most_seconds=0.0)
+    monkeypatch.setattr("offbeat.cost.cpu_step.seconds_of", lambda call: call() or max(seconds, 1e-9))
+    visit(step, Told(1.0))
     assert made == steps
+
+
+@pytest.mark.parametrize(
+    ("looks", "patience", "reference", "quiet"),
+    [
+        ((1.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # one before and one after each turn
+        ((1.0, 5.0, 1.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # a turn that was disturbed is made again
+        ((5.0, 1.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # none begins before it is quiet
+        ((*[5.0, 5.0] * (2 * MOST_TURNS - 2), 3.0, 4.0, 4.0, 4.0), 0.0, 3.75, False),  # the quietest have to do
+    ],
+)
+def test_a_visit_is_made_of_quiet_turns(
+    monkeypatch: pytest.MonkeyPatch, looks: tuple[float, ...], patience: float, reference: float, quiet: bool
+) -> None:
+    monkeypatch.setattr("offbeat.cost.gauge.PAUSE_SECONDS", 0.0)
+    step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
+    found = visit(step, Told(*looks), turns=2, patience_seconds=patience)
+    assert (found.reference_seconds, found.quiet) == (reference, quiet)
+
+
+def test_of_long_steps_the_shortest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They outlast the quiet, so that looks before and after them tell little."""
+    step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
+    seconds = iter([4.0, 4.0, 3.0, 3.1])
+    monkeypatch.setattr(RealStep, "__call__", lambda _own: None)
+    monkeypatch.setattr(RealStep, "by_phase", lambda _own: (next(seconds), 0.0, 0.0))
+    monkeypatch.setattr("offbeat.cost.cpu_step.seconds_of", lambda _call: 1.0)
+    found = visit(step, Told(1.0, 1.0, 5.0, 5.0), turns=2, patience_seconds=0.0)
+    assert (found.seconds, found.reference_seconds) == (3.05, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("patience", "order"),
+    [
+        (60.0, "prepare a, prepare b, time a, prepare c, time b, time c"),
+        (0.0, "prepare a, time a, prepare b, time b, prepare c, time c"),
+    ],
+)
+def test_steps_are_prepared_while_the_cpu_is_not_quiet(
+    monkeypatch: pytest.MonkeyPatch, patience: float, order: str
+) -> None:
+    done: list[str] = []
+
+    class Stub:
+        has_enough = True
+
+        def __init__(self, step: str, *, turns: int) -> None:
+            self.step, self.since = step, time.perf_counter()
+            done.append(f"prepare {step}")
+
+        def take_turn(self, before: float, gauge: Gauge) -> float:
+            done.append(f"time {self.step}")
+            return gauge.look()
+
+        def visit(self, gauge: Gauge) -> str:
+            return self.step.upper()
+
+    monkeypatch.setattr("offbeat.cost.cpu_step.Prepared", Stub)
+    monkeypatch.setattr("offbeat.cost.cpu_step.PAUSE_SECONDS", 0.0)
+    steps: Any = [(each, each) for each in "abc"]
+    looks = Told(5.0, 5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0)  # a is timed at the first 1.0, the others wait for the second
+    found = list(visits_when_quiet(steps, looks, patience_seconds=patience))
+    assert found == [("a", "A"), ("b", "B"), ("c", "C")]
+    assert ", ".join(done) == order
 
 
 def test_timing_changes_no_number() -> None:
@@ -256,7 +334,7 @@ def test_a_step_that_is_not_what_was_traced_is_refused(tmp_path: Path) -> None:
 
     case = next(learned_from("cpu")), 2
     with pytest.raises(OffbeatError, match="cnn, batch 2: a real step does not issue the operations of its trace"):
-        visit_models([case], tmp_path / "part", references=[], visiting=other)
+        visit_models([case], tmp_path / "part", visiting=one_by_one(other, []))
 
 
 def test_a_few_steps_that_are_not_what_was_traced_are_left_out(tmp_path: Path) -> None:
@@ -268,10 +346,10 @@ def test_a_few_steps_that_are_not_what_was_traced_are_left_out(tmp_path: Path) -
         found = ONCE(step, reference)
         return replace(found, kernels=found.kernels[::-1]) if step.samples == 3 else found
 
-    found = visit_models(cases, tmp_path / "part", references=[], visiting=once_other)
+    found = visit_models(cases, tmp_path / "part", visiting=one_by_one(once_other, []))
     assert found.unlike == [case_name(subject, 3)]
     assert len(found.steps) == 11
-    again = visit_models(cases, tmp_path / "part", references=[], visiting=ONCE)
+    again = visit_models(cases, tmp_path / "part", visiting=ALONE)
     assert again.unlike == found.unlike, "not visited again"
 
 
@@ -295,22 +373,21 @@ def test_random_models_follow_the_seed_fit_the_limit_and_can_be_run() -> None:
 def test_visits_are_kept_and_go_on(tmp_path: Path) -> None:
     path = tmp_path / "cpu.part"
     cases = [(subject, 2) for subject in itertools.islice(learned_from("cpu"), 2)]
-    first = visit_models(cases[:1], path, references=references()[:1], visiting=ONCE)
+    first = visit_models(cases[:1], path, visiting=BESIDE)
     assert list(first.steps) == [case_name(*cases[0])] == ["cnn, batch 2"]
     assert {op.kernel for op in cases[0][0].at(2).ops if op.nbytes} == set(first.timings)
     visited: list[str] = []
     second = visit_models(
         cases,
         path,
-        references=references()[:1],
-        visiting=ONCE,
+        visiting=BESIDE,
         progress=lambda _n, case: visited.append(case_name(*case)),
     )
-    assert visited == ["cnn, batch 2", "lenet, batch 2"]
-    assert second.steps["cnn, batch 2"] == first.steps["cnn, batch 2"], "not visited again"
+    assert visited == ["lenet, batch 2"]
+    assert second.steps["cnn, batch 2"] == first.steps["cnn, batch 2"], "as it was"
     assert second.reference_seconds == first.reference_seconds
     assert Profile.load(path) == second
-    assert not visit_models(cases, tmp_path / "none", references=references()[:1], at_most_seconds=-1.0).steps
+    assert not visit_models(cases, tmp_path / "none", visiting=BESIDE, at_most_seconds=-1.0).steps
 
 
 def test_what_does_not_fit_into_the_memory_is_not_visited(tmp_path: Path) -> None:
@@ -318,7 +395,7 @@ def test_what_does_not_fit_into_the_memory_is_not_visited(tmp_path: Path) -> Non
     cases = [(subject, 2), (subject, 8)]
     small, large = (subject.at(batch).memory.peak for _, batch in cases)
     assert small < large
-    found = visit_models(cases, tmp_path / "part", references=[], visiting=ONCE, most_bytes=small)
+    found = visit_models(cases, tmp_path / "part", visiting=ALONE, most_bytes=small)
     assert list(found.steps) == [f"{subject.name}, batch 2"]
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from offbeat.cost.calibrate_steps import one_after_the_other
-from offbeat.cost.real_step import RealStep
+from offbeat.cost.real_step import RealStep, one_after_the_other
 from offbeat.cost.subject import Subject
 from offbeat.cost.zoo import held_out, references
 from offbeat.malloc import keep_freed_memory
@@ -36,7 +35,7 @@ def main() -> None:
     keep_freed_memory()
     subjects = {subject.name: subject for subject in held_out("cpu")}
     steps = {case: RealStep(subjects[case[0]], case[1], torch.device("cpu")) for case in CASES}
-    beside = one_after_the_other(references())
+    beside = one_after_the_other(references(), torch.device("cpu"))
     of_references = sum(operations(*case) for case in references())
     taken: dict[tuple[str, int], list[float]] = {case: [] for case in CASES}
     taken_beside: list[float] = []

@@ -1,5 +1,6 @@
 """visit_models: real steps of models and of their operations, until the time is over."""
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -11,13 +12,13 @@ from pathlib import Path
 import torch
 
 from ..errors import OffbeatError
-from .cpu_step import visit
+from .gauge import Gauge
 from .host import step_timing
 from .kernel import SHORT, Kernel
 from .profile import Profile, Timing
 from .profile_at import profile_at
-from .real_step import RealStep
-from .subject import Subject
+from .real_step import RealStep, one_after_the_other
+from .subject import Case, Subject
 from .trace import Platform, TracedStep
 from .visits import Visit
 
@@ -25,42 +26,42 @@ SAVE_EVERY_SECONDS = 30.0  # to save takes up to one
 MOST_UNLIKE = 0.1  # of the visits
 
 CPU = torch.device("cpu")
-Case = tuple[Subject, int]  # and the batch
 Progress = Callable[[int, Case], None]  # (visited, the one just visited)
-Visiting = Callable[[RealStep, Callable[[], None]], Visit]
+Visiting = Callable[[Iterable[Case]], Iterator[tuple[Case, Visit]]]  # in any order
 
 
 def visit_models(
     cases: Iterable[Case],
     path: Path,
     *,
-    references: Iterable[Case],
+    visiting: Visiting,
     device: torch.device = CPU,
     most_bytes: float = inf,
     at_most_seconds: float = inf,
     progress: Progress | None = None,
-    visiting: Visiting = visit,
 ) -> Profile:
     """Visit the models into the profile at `path`: those that it has not already, and that need no more memory."""
-    began = saved = time.monotonic()
+    saved = time.monotonic()
+    end = saved + at_most_seconds
     profile = profile_at(path, device)
-    beside = one_after_the_other(references, device)
-    for number, (subject, batch) in enumerate(cases, 1):
-        if time.monotonic() - began > at_most_seconds:
-            break
+    new = (
+        (subject, batch)
+        for subject, batch in itertools.takewhile(lambda _: time.monotonic() < end, cases)
+        if not profile.knows(case_name(subject, batch)) and subject.at(batch).memory.peak <= most_bytes
+    )
+    for number, ((subject, batch), found) in enumerate(visiting(new), 1):
         name = case_name(subject, batch)
-        known = name in profile.steps or name in profile.unlike
-        if not known and subject.at(batch).memory.peak <= most_bytes:
-            found = visiting(RealStep(subject, batch, device), beside)
-            if _like(subject.at(batch), found):
-                _add(profile, name, subject.at(batch), found, subject.platform)
-            else:
-                profile.unlike.append(name)
-            if time.monotonic() - saved > SAVE_EVERY_SECONDS:
-                profile.save(path)
-                saved = time.monotonic()
+        if _like(subject.at(batch), found):
+            _add(profile, name, subject.at(batch), found, subject.platform)
+        else:
+            profile.unlike.append(name)
+        if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+            profile.save(path)
+            saved = time.monotonic()
         if progress is not None:
             progress(number, (subject, batch))
+        if time.monotonic() > end:  # some may still wait for a quiet moment
+            break
     profile.save(path)
     if len(profile.unlike) > MOST_UNLIKE * len(profile.steps):
         raise OffbeatError(
@@ -70,15 +71,16 @@ def visit_models(
     return profile
 
 
-def one_after_the_other(cases: Iterable[Case], device: torch.device = CPU) -> Callable[[], None]:
-    """A step of each."""
-    steps = [RealStep(subject, batch, device) for subject, batch in cases]
+def one_by_one(
+    visit: Callable[[RealStep, Gauge], Visit], references: Iterable[Case], device: torch.device = CPU
+) -> Visiting:
+    """Visits of one step after the other, in this process."""
 
-    def all_of_them() -> None:
-        for step in steps:
-            step()
+    def visits(cases: Iterable[Case]) -> Iterator[tuple[Case, Visit]]:
+        gauge = Gauge(one_after_the_other(references, device))
+        return (((subject, batch), visit(RealStep(subject, batch, device), gauge)) for subject, batch in cases)
 
-    return all_of_them
+    return visits
 
 
 def case_name(subject: Subject, batch: int) -> str:

@@ -1,21 +1,27 @@
 """visit: how long a real step takes on a CPU, and each of its operations in place.
 
-A shared CPU is not always as fast: its neighbours take cycles and bandwidth, for seconds or minutes. So every visit
-also makes steps of models that are always the same, in turns with its own: their time tells how fast the CPU was.
+A shared CPU is not always as fast: its neighbours take cycles and bandwidth, for seconds or minutes. So a visit is made
+of turns, each between two looks at a gauge that tells how fast the CPU is, and waits for turns that are quiet. Where
+there are many steps to visit, the next ones are prepared meanwhile: that need not be quiet.
 """
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from .gauge import PAUSE_SECONDS, Gauge, seconds_of, undisturbed
 from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
-WARM, FEWEST, MOST, SECONDS = 1, 4, 16, 0.3  # turns of a visit: many kernels tell more than one that is timed often
-SHORT_SECONDS, MOST_REPEATS = 0.02, 5  # the references take longer than a short step, which is repeated in a turn
-LONG_SECONDS = 0.1  # of a step: those before the first turn have warmed all that there is
-LONGEST_SECONDS, FEWEST_OF_THEM = 0.4, 2  # would take the time of many others; of these the caches hold little
+TURN_SECONDS, MOST_PAIRS = 0.25, 3  # looks at the gauge take longer than a short step, which is repeated in a turn
+LONG_SECONDS = 0.4  # of a step: would take the time of many others, and outlast the quiet; the caches hold little of it
+MOST_TURNS = 4  # for each that is wanted: then the quietest have to do
+MOST_PREPARED, PATIENCE_SECONDS = 6, 20.0  # of steps that wait for a quiet CPU; after that it is theirs as it is
+
+Key = TypeVar("Key")
 
 
 class Timed(EachCall):  # type: ignore[no-untyped-call]
@@ -33,58 +39,129 @@ class Timed(EachCall):  # type: ignore[no-untyped-call]
         return result
 
 
-def visit(
-    step: RealStep,
-    reference: Callable[[], None],
-    *,
-    fewest: int | None = None,
-    most: int = MOST,
-    at_most_seconds: float = SECONDS,
-) -> Visit:
-    """The step, the step with its operations timed, and the reference, in turns; `fewest` of them, or as many as its
-    length asks for."""
-    step()  # makes the optimizer's state
-    recorder = Calls(step.model)
-    with recorder:
-        step()
-    whole, beside = list[tuple[float, float, float]](), list[float]()
-    calls = [CallTimes(own) for own in recorder.places]
-    first = _seconds_of(step)
-    longest = first >= LONGEST_SECONDS
-    if fewest is None:
-        fewest = FEWEST_OF_THEM if longest else FEWEST
-    if not longest:
-        with Timed(split=True):  # has kernels of its own, which are made when they are first called
+@dataclass
+class Turn:
+    """Steps between two looks at the gauge."""
+
+    before: float  # of the gauge, seconds
+    after: float = 0.0
+    phases: list[tuple[float, float, float]] = field(default_factory=list)  # of each step
+    calls: list[list[tuple[float, ...]]] = field(default_factory=list)  # of each step whose operations were timed
+
+    @property
+    def slower_look(self) -> float:
+        return max(self.before, self.after)
+
+    @property
+    def shortest(self) -> float:
+        return min(map(sum, self.phases))
+
+
+class Prepared:
+    """A step that is warm, and the turns that it has had."""
+
+    def __init__(self, step: RealStep, *, turns: int = 1) -> None:
+        self._step, self._wanted = step, turns
+        self._made: list[Turn] = []
+        self._quiet = 0
+        self.since = time.perf_counter()
+        step()  # makes the optimizer's state
+        self._recorder = Calls(step.model)
+        with self._recorder:
             step()
-    repeats = max(1, min(MOST_REPEATS, int(SHORT_SECONDS / first)))
-    began = time.perf_counter()
-    for turn in range(-WARM if first < LONG_SECONDS else 0, most):
-        reference()
-        reference_taken = _seconds_of(reference)
-        for number in range(turn * repeats, (turn + 1) * repeats):
-            timed = Timed(split=number % 2 == 0)
-            if not longest:
-                step()  # so that what is timed finds the caches as a step leaves them
-            if number % 4 < 2:  # neither is always the first, where there are more than two
-                taken = step.by_phase()
-            with timed:
-                step()
-            if number % 4 >= 2:
-                taken = step.by_phase()
-            if turn >= 0:
-                whole.append(taken)
-                for call, seconds in zip(calls, timed.by_call(timed.seconds), strict=True):
-                    call.add(seconds)
-        if turn >= 0:
-            beside.append(reference_taken)
-        if turn + 1 >= fewest and time.perf_counter() - began > at_most_seconds:
-            break
-    ops = tuple(seconds for call in calls for seconds in call.ops())
-    total = statistics.median(map(sum, whole))
-    return Visit(total, medians(whole), tuple(recorder.kernels), ops, statistics.median(beside))
+        seconds = seconds_of(step)
+        self._is_long = seconds >= LONG_SECONDS
+        if not self._is_long:
+            _timed(step, split=True)  # has kernels of its own, which are made when they are first called
+        self._pairs = max(1, min(MOST_PAIRS, int(TURN_SECONDS / (4 * seconds))))
+
+    @property
+    def has_enough(self) -> bool:
+        return self._quiet >= self._wanted or len(self._made) >= self._wanted * (1 if self._is_long else MOST_TURNS)
+
+    def take_turn(self, before: float, gauge: Gauge) -> float:
+        """After a look at the gauge; returns what the next one says."""
+        turn = _turn(self._step, before, self._pairs, warm=not self._is_long)
+        turn.after = gauge.look()
+        self._made.append(turn)
+        self._quiet += gauge.is_quiet(turn.slower_look)
+        return turn.after
+
+    def visit(self, gauge: Gauge) -> Visit:
+        """What the quietest turns have found."""
+        if self._is_long and len(self._made) > 1:  # looks before and after tell little: the shortest had most quiet
+            kept = sorted(self._made, key=lambda turn: turn.shortest)[:1]
+            looks = [gauge.least]
+        else:
+            kept = sorted(self._made, key=lambda turn: turn.slower_look)[: self._wanted]
+            looks = [look for turn in kept for look in (turn.before, turn.after)]
+        calls = [CallTimes(own) for own in self._recorder.places]
+        for times in (times for turn in kept for times in turn.calls):
+            for call, seconds in zip(calls, times, strict=True):
+                call.add(seconds)
+        phases = [each for turn in kept for each in turn.phases]
+        return Visit(
+            undisturbed([sum(each) for each in phases]),
+            medians(phases),
+            tuple(self._recorder.kernels),
+            tuple(seconds for call in calls for seconds in call.ops()),
+            statistics.mean(looks),
+            quiet=self._quiet >= self._wanted,
+        )
 
 
-def _seconds_of(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def visit(step: RealStep, gauge: Gauge, *, turns: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> Visit:
+    """Of a single step."""
+    own, end = Prepared(step, turns=turns), time.perf_counter() + patience_seconds
+    while not own.has_enough:
+        own.take_turn(gauge.look_when_quiet(end), gauge)
+    return own.visit(gauge)
+
+
+def visits_when_quiet(
+    steps: Iterable[tuple[Key, RealStep]],
+    gauge: Gauge,
+    *,
+    turns: int = 1,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Iterator[tuple[Key, Visit]]:
+    """Of many, each by its key; the next ones are prepared while the CPU is not quiet."""
+    source, waiting = iter(steps), deque[tuple[Key, Prepared]]()
+    some_left, before = True, gauge.look()
+    while some_left or waiting:
+        patient = bool(waiting) and time.perf_counter() - waiting[0][1].since < patience_seconds
+        if waiting and (gauge.is_quiet(before) or not patient):
+            key, own = waiting[0]
+            before = own.take_turn(before, gauge)
+            if own.has_enough:
+                waiting.popleft()
+                yield key, own.visit(gauge)
+            continue
+        if some_left and len(waiting) < MOST_PREPARED:
+            following = next(source, None)
+            some_left = following is not None
+            if following is not None:
+                waiting.append((following[0], Prepared(following[1], turns=turns)))
+        elif patient:
+            time.sleep(PAUSE_SECONDS)
+        before = gauge.look()
+
+
+def _turn(step: RealStep, before: float, pairs: int, *, warm: bool) -> Turn:
+    """Pairs of steps whose operations are timed, each beside one by phase; neither is always the first."""
+    turn = Turn(before)
+    if warm:
+        step()  # so that what is timed finds the caches as a step leaves them
+    for _ in range(pairs):
+        turn.phases.append(step.by_phase())
+        turn.calls.append(_timed(step, split=True))
+        turn.calls.append(_timed(step, split=False))
+        turn.phases.append(step.by_phase())
+    return turn
+
+
+def _timed(step: RealStep, *, split: bool) -> list[tuple[float, ...]]:
+    timed = Timed(split=split)
+    with timed:
+        step()
+    return timed.by_call(timed.seconds)

@@ -9,15 +9,15 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ..errors import BadInput
-from ..malloc import keep_freed_memory
 from ..sim.network import Link
-from .calibrate_steps import Case, Visiting, at_usual_speed, case_name, in_turns, visit_models
-from .cpu_step import visit
+from .afresh import visits_afresh
+from .calibrate_steps import Visiting, at_usual_speed, case_name, in_turns, one_by_one, visit_models
 from .device_profile import DeviceProfile
 from .fit import Fitted
 from .gpu_step import visit_on_gpu
@@ -29,7 +29,7 @@ from .profile import Profile, Timing
 from .profile_at import device_name, setup_of
 from .random_layers import random_layers
 from .random_models import random_models
-from .subject import Subject
+from .subject import Case, Subject
 from .trace import Platform, TracedStep
 from .zoo import held_out, learned_from, references
 
@@ -41,7 +41,6 @@ BATCHES: Mapping[Platform, Batches] = {
     "cuda": (4, 32, 256),
 }  # of what is learned from; longer steps take the time of many others
 JUDGED_BATCHES: Mapping[Platform, Batches] = {"cpu": (2, 32), "cuda": (4, 32, 256)}
-VISITING: Mapping[Platform, Visiting] = {"cpu": visit, "cuda": visit_on_gpu}
 LOCAL = {"cpu": Link(bytes_per_second=5e9, seconds=2e-5), "cuda": Link(bytes_per_second=32e9, seconds=5e-6)}
 BAND_OF_THE_REST = (0.5, 2.0)  # classes that were not measured
 MOST_MEMORY = 0.4  # of the device's, for a model
@@ -81,12 +80,12 @@ class Calibration:
 
     def random_cases(self) -> Iterator[Case]:
         most = self.most_bytes
-        each = [
+        sources = [
             drawn(seed=self.seed, platform=self.platform, autocast=own, most_bytes=most)
             for drawn in (random_models, random_layers)
             for own in self.precisions
         ]
-        return itertools.chain.from_iterable(zip(*each, strict=True))
+        return itertools.chain.from_iterable(zip(*sources, strict=True))
 
 
 def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> DeviceProfile:
@@ -152,18 +151,21 @@ def kernels_file(path: Path) -> Path:
 
 
 def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) -> Profile:
-    if how.platform == "cpu":
-        keep_freed_memory()
     return visit_models(
         in_turns(_alternating(judged_by, how.cases(learned_from, BATCHES)), how.random_cases()),
         kernels_file(how.path),
-        references=references(),
+        visiting=how.visiting or _usual_visiting(how.device),
         device=how.device,
         most_bytes=how.most_bytes,
         at_most_seconds=end - time.monotonic(),
         progress=lambda number, _case: step("real steps", number, 0),
-        visiting=how.visiting or VISITING[how.platform],
     )
+
+
+def _usual_visiting(device: torch.device) -> Visiting:
+    if device.type == "cuda":
+        return one_by_one(visit_on_gpu, references(), device)
+    return partial(visits_afresh, references=references())
 
 
 def _usual_dispatch(steps: list[StepTiming]) -> float:

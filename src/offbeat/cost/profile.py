@@ -34,6 +34,10 @@ class Profile:
     reference_seconds: float | None = None  # of the references' steps: all times are at this speed of the host
     unlike: list[str] = field(default_factory=list)  # steps that issue other operations than their trace: left out
 
+    def knows(self, step: str) -> bool:
+        """Whether the step of that name was visited."""
+        return step in self.steps or step in self.unlike
+
     def save(self, path: Path) -> None:
         """Whole or not at all: a calibration that is interrupted goes on where it was."""
         record = {

@@ -35,6 +35,8 @@ class Scale:
 
     sizes: Callable[[Random], Sizes]
     layers: int  # of a step
+    convolutions: float  # this share of them,
+    products: float  # and this one of matrices; the rest is attention
     most_flops: float  # of a layer's forward
     most_numbers: int  # of its input, and of its output
     follows: bool  # an activation comes before each layer, which finds its input in the caches, as in a network
@@ -54,15 +56,15 @@ class Scale:
 
 SCALES: Mapping[Platform, Scale] = {
     "cpu": Scale(
-        sizes=ON_A_CPU, layers=10, most_flops=2e8, most_numbers=1 << 21, follows=True, busy=0.25,
-        busy_convolutions=0.5, busy_flops=1e7, busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2),
+        sizes=ON_A_CPU, layers=12, convolutions=0.5, products=0.4, most_flops=2e8, most_numbers=1 << 21, follows=True,
+        busy=0.25, busy_convolutions=0.5, busy_flops=1e7, busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2),
         single=0.5, sides=(2, 64), channels=(8, 1024), rows=(1, 512), widths=(16, 2048),
         single_widths=(64, 4096),
     ),
     "cuda": Scale(
-        sizes=ON_A_GPU, layers=24, most_flops=1e11, most_numbers=1 << 28, follows=False, busy=0.75,
-        busy_convolutions=0.75, busy_flops=3e9, busy_numbers=1 << 25, depthwise=0.15, depthwise_strides=STRIDES,
-        single=0.3, sides=(4, 128), channels=(8, 2048), rows=(1, 1024), widths=(16, 8192),
+        sizes=ON_A_GPU, layers=24, convolutions=0.6, products=0.3, most_flops=1e11, most_numbers=1 << 28, follows=False,
+        busy=0.75, busy_convolutions=0.75, busy_flops=3e9, busy_numbers=1 << 25, depthwise=0.15,
+        depthwise_strides=STRIDES, single=0.3, sides=(4, 128), channels=(8, 2048), rows=(1, 1024), widths=(16, 8192),
         single_widths=(16, 8192),
     ),
 }  # fmt: skip
@@ -127,7 +129,9 @@ def random_layers(
 
 def _layer(scale: Scale, sizes: Sizes, batch: int) -> Layer:
     chance, kind = sizes.random.random(), sizes.random.random()
-    draw = _convolution if kind < 0.6 else _product if kind < 0.9 else _attention
+    draw = _attention
+    if kind < scale.convolutions + scale.products:
+        draw = _convolution if kind < scale.convolutions else _product
     busy = chance < (scale.busy_convolutions if draw is _convolution else scale.busy)
     while True:
         layer = draw(scale, sizes)

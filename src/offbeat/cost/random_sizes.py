@@ -18,6 +18,7 @@ class Sizes:
     most_channels: int
     most_width: int  # of what is no image
     most_length: int  # of a row
+    batches: int = 1  # are drawn, and the smallest is taken
 
     def size(self, low: int, high: int) -> int:
         """A whole number between two, log-uniform; one in two is a multiple of 8 where it can be, as people choose."""
@@ -26,7 +27,7 @@ class Sizes:
 
     def batch(self) -> int:
         """At least 2: of one sample a BatchNorm has no variance. One in two is a power of 2."""
-        drawn = math.exp(self.random.uniform(math.log(2), math.log(self.most_batch)))
+        drawn = math.exp(min(self.random.uniform(math.log(2), math.log(self.most_batch)) for _ in range(self.batches)))
         return 2 ** int(math.log2(drawn)) if self.random.random() < 0.5 else round(drawn)
 
     def block(self) -> int:
@@ -43,5 +44,5 @@ class Sizes:
         return drawn // block * block
 
 
-ON_A_CPU = partial(Sizes, most_batch=64, most_side=64, most_channels=512, most_width=4096, most_length=512)
+ON_A_CPU = partial(Sizes, most_batch=64, most_side=64, most_channels=512, most_width=4096, most_length=512, batches=2)
 ON_A_GPU = partial(Sizes, most_batch=512, most_side=160, most_channels=1024, most_width=8192, most_length=1024)

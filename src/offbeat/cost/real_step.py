@@ -1,6 +1,7 @@
 """RealStep: a real training step on this machine, as often as it is called."""
 
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from .subject import Subject
+from .subject import Case, Subject
 
 
 class RealStep:
@@ -45,6 +46,17 @@ class RealStep:
         backward = time.perf_counter()
         self._optimizer.step()
         return forward - began, backward - forward, time.perf_counter() - backward
+
+
+def one_after_the_other(cases: Iterable[Case], device: torch.device) -> Callable[[], None]:
+    """A step of each."""
+    steps = [RealStep(subject, batch, device) for subject, batch in cases]
+
+    def all_of_them() -> None:
+        for step in steps:
+            step()
+
+    return all_of_them
 
 
 def _drawn(part: Tensor, batch: int, below: int) -> Tensor:

@@ -55,6 +55,9 @@ class Subject:
         return self._traced[batch]
 
 
+Case = tuple[Subject, int]  # and the batch
+
+
 def find_subject(
     name: str,
     *,

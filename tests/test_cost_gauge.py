@@ -1,0 +1,73 @@
+import time
+
+import pytest
+
+from offbeat.cost import gauge as under_test
+from offbeat.cost.gauge import LOOKS, NEAR, Gauge, undisturbed
+
+
+class Clock:
+    """Steps take as long as they are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
+        self.now, self._seconds, self.slept = 0.0, seconds, 0
+        monkeypatch.setattr(under_test, "time", self)
+
+    def step(self) -> None:
+        self.now += self._seconds[0] if len(self._seconds) == 1 else self._seconds.pop(0)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        self.now += seconds
+
+
+def pairs(*looks: float) -> list[float]:
+    """Of each look, the steps that fill the caches and those that are timed."""
+    return [seconds for look in looks for seconds in (9.0, look)]
+
+
+def test_a_look_is_quiet_near_the_least_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [0.5, *[1.0] * 5, *[1.4] * (LOOKS - 6)]  # one was luck
+    clock = Clock(monkeypatch, pairs(*seen))
+    gauge = Gauge(clock.step)
+    assert [gauge.look() for _ in seen] == pytest.approx(seen)
+    assert gauge.is_quiet(1.0)
+    assert gauge.is_quiet(NEAR)
+    assert not gauge.is_quiet(1.0001 * NEAR)
+
+
+def test_it_looks_often_before_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, [1.0])
+    assert Gauge(clock.step).is_quiet(1.05)
+    assert clock.now == 2 * LOOKS
+
+
+def test_it_waits_until_the_cpu_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, pairs(*[1.0] * LOOKS, 1.5, 1.3, 1.02, 1.5))
+    gauge = Gauge(clock.step)
+    for _ in range(LOOKS):
+        gauge.look()
+    assert gauge.look_when_quiet(until=1e9) == pytest.approx(1.02)
+    assert clock.slept == 2
+
+
+def test_its_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, pairs(*[1.0] * LOOKS, 1.5, 1.3, 1.02))
+    gauge = Gauge(clock.step)
+    for _ in range(LOOKS):
+        gauge.look()
+    assert gauge.look_when_quiet(until=clock.now) == pytest.approx(1.5)
+
+
+def test_to_call_it_is_to_make_its_steps() -> None:
+    made = []
+    Gauge(lambda: made.append(time.monotonic()))()
+    assert len(made) == 1
+
+
+def test_undisturbed_is_the_median_near_the_least() -> None:
+    assert undisturbed([1.5, 1.02, 1.0, 1.04, 2.0]) == 1.02
+    assert undisturbed([3.0]) == 3.0
