@@ -15,7 +15,7 @@ from offbeat.cost.random_models import random_models
 def drawn_kernels(models: int, seed: int = 0) -> list[Kernel]:
     cases = itertools.islice(random_models(seed=seed, platform="cpu", most_flops=1e9), models)
     kernels = (op.kernel for subject, batch in cases for op in subject.at(batch).ops if op.nbytes)
-    return list(dict.fromkeys(replace(kernel, near=(0, 0), warm=0) for kernel in kernels))
+    return list(dict.fromkeys(replace(kernel, near=(0, 0), warm=0, bulk=0) for kernel in kernels))
 
 
 def convolutions_of(model: nn.Module, channels: int) -> list[Kernel]:

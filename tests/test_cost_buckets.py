@@ -32,8 +32,9 @@ def test_every_gradient_is_copied_in_when_it_is_there_and_back_before_the_optimi
     kept = [op.kernel for op in bucketed.ops if op not in copies]
     assert kept == step.kernels, "all else is as it was"
     assert {op.kernel.warm for op in backs[1:]} == {WARMEST}, "one after the other"
+    assert {op.kernel.bulk for op in bucketed.ops} == {step.kernels[0].bulk} != {0}
     on_gpu = in_buckets(find_subject("resnet8", platform="cuda").at(4))
-    assert not any(kernel.warm for kernel in on_gpu.kernels)
+    assert not any(kernel.warm or kernel.bulk for kernel in on_gpu.kernels)
 
 
 def test_a_bucket_is_ready_when_its_copies_are_made() -> None:

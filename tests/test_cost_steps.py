@@ -25,7 +25,7 @@ from offbeat.cost.op import Op
 from offbeat.cost.profile import Profile, Timing
 from offbeat.cost.random_models import random_models
 from offbeat.cost.real_step import RealStep
-from offbeat.cost.reuse import CACHES, WARMEST, Touched, nearness, warmth
+from offbeat.cost.reuse import CACHES, WARMEST, Touched, bulk, nearness, warmth
 from offbeat.cost.subject import Case, Subject, find_subject
 from offbeat.cost.trace import Platform
 from offbeat.cost.visits import CallTimes, Visit
@@ -87,6 +87,14 @@ def test_code_cools_by_one_for_four_times_the_bytes(moved: int, warm: int) -> No
     assert warmth([other, copy(moved // 2), other], CACHES["cpu"])[2] == warm
 
 
+def test_bulk_is_twice_the_logarithm_of_what_a_step_moves() -> None:
+    """A copy moves its bytes twice."""
+    assert bulk([copy(1 << 12)], CACHES["cpu"]) == 2 * 13
+    assert bulk([copy(1 << 12)] * 2, CACHES["cpu"]) == 2 * 14
+    assert bulk([copy(1 << 12)] * 3, CACHES["cpu"]) == 2 * 14 + 1
+    assert bulk([copy(1 << 12)], CACHES["cuda"]) == bulk([], CACHES["cpu"]) == 0
+
+
 @pytest.mark.parametrize(("platform", "far"), [("cpu", 800 // 8), ("cuda", 0)])
 def test_bytes_from_memory_are_those_read_that_no_cache_has(platform: Platform, far: int) -> None:
     read = replace(copy(800), near=(3, 4))
@@ -109,8 +117,8 @@ def test_a_small_step_finds_its_weights_in_the_cache() -> None:
     )  # fmt: skip
     product = next(op.kernel for op in step.ops if op.kind == "matmul")
     assert product.near == (8, 0)
-    assert product.signature.endswith("near=8,0 warm=5")
-    assert product.call == product.signature.removesuffix(" near=8,0 warm=5")
+    place = f" near=8,0 warm=5 bulk={bulk([op.kernel for op in step.ops], CACHES['cpu'])}"
+    assert product.call + place == product.signature
 
 
 def test_a_gpu_has_larger_caches() -> None:

@@ -75,7 +75,7 @@ def really_issued(
 
 def bare(ops: Iterable[Op]) -> list[Op]:
     """Without what may be in caches: a real step's state lies wherever the allocator puts it."""
-    return [replace(op, kernel=replace(op.kernel, near=(0, 0), warm=0)) for op in ops]
+    return [replace(op, kernel=replace(op.kernel, near=(0, 0), warm=0, bulk=0)) for op in ops]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8", "resnet50", "vgg11", "gpt", "layers"])

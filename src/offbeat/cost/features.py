@@ -12,9 +12,10 @@ from .reuse import PARTS, WARMEST
 NAMES = (
     "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
     "first", "nearest", "further", "warm", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
-    "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2",
+    "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2", "bulk",
 )  # fmt: skip
-EVEN, FILL = 4, 3
+EVEN, FILL, LAST = 4, 3, 1
+LARGEST_BULK = 80  # a TB
 TILE, SLICE, THREADS = 128, 32, 512  # what a GPU computes at a time: of rows and columns, of a sum, of places
 
 
@@ -33,7 +34,8 @@ def features(kernel: Kernel) -> list[float]:
     ]  # fmt: skip
     dims = _DIMS.get(kernel.kind, _nothing)(kernel)
     even, fill = _EVEN.get(kernel.kind, _nothing)(kernel), _FILL.get(kernel.kind, _nothing)(kernel)
-    return [*common, *_long(dims, len(NAMES) - len(common) - EVEN - FILL), *_long(even, EVEN), *_long(fill, FILL)]
+    dims = _long(dims, len(NAMES) - len(common) - EVEN - FILL - LAST)
+    return [*common, *dims, *_long(even, EVEN), *_long(fill, FILL), kernel.bulk / LARGEST_BULK]
 
 
 def _long(values: list[float], length: int) -> list[float]:

@@ -71,6 +71,7 @@ class Kernel:
     arguments: tuple[tuple[str, Argument], ...] = ()  # by name, as the schema has them
     near: tuple[int, int] = (0, 0)  # eighths of what it reads that a cache may still have: see `reuse`
     warm: int = 0  # how recently its code ran, up to WARMEST: see `reuse`
+    bulk: int = 0  # how much its step moves: see `reuse`
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Kernel) and self.signature == other.signature
@@ -107,7 +108,8 @@ class Kernel:
     def signature(self) -> str:
         """One line that says all: two kernels of one signature take one time."""
         near = f"near={self.near[0]},{self.near[1]}" if any(self.near) else ""
-        return " ".join(filter(None, (self.call, near, f"warm={self.warm}" if self.warm else "")))
+        warm, bulk = f"warm={self.warm}" if self.warm else "", f"bulk={self.bulk}" if self.bulk else ""
+        return " ".join(filter(None, (self.call, near, warm, bulk)))
 
     def argument(self, name: str) -> Argument:
         return dict(self.arguments)[name]

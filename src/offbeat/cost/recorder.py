@@ -10,6 +10,7 @@ Fake tensors live and die as real ones would, so the recorder also counts the by
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from .kernel import Argument, Kernel, Ref
 from .kinds import kind_of
 from .op import OPTIMIZER, Op, Phase
 from .paths import Paths
-from .reuse import CACHES, Caches, Touched, nearness, warmth
+from .reuse import CACHES, Caches, Touched, bulk, nearness, warmth
 
 _NOTHING = ("lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _CONVOLUTION_PARTS = ("input", "weight", "bias")
@@ -57,8 +58,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ops(self) -> list[Op]:
         kernels = [kernel for kernel, _phase, _path in self._calls]
         near, warm = nearness(kernels, self._touched, self._caches), warmth(kernels, self._caches)
-        places = zip(kernels, near, warm, strict=True)
-        kernels = [replace(kernel, near=its_reads, warm=its_code) for kernel, its_reads, its_code in places]
+        place = partial(replace, bulk=bulk(kernels, self._caches))
+        kernels = [place(kernel, near=a, warm=b) for kernel, a, b in zip(kernels, near, warm, strict=True)]
         return [
             Op(kernel, phase, path, tuple(self._completed.get(index, ())))
             for index, (kernel, (_kernel, phase, path)) in enumerate(zip(kernels, self._calls, strict=True))

@@ -22,6 +22,7 @@ def to_json(kernel: Kernel) -> dict[str, Any]:
         "arguments": {name: _down(value) for name, value in kernel.arguments},
         "near": list(kernel.near) if any(kernel.near) else [],
         "warm": kernel.warm,
+        "bulk": kernel.bulk,
     }
     return {name: value for name, value in full.items() if value not in ("", [], 0)}
 
@@ -38,6 +39,7 @@ def from_json(read: dict[str, Any]) -> Kernel:
         arguments=tuple((name, _up(value)) for name, value in read["arguments"].items()),
         near=_near(read.get("near", [0, 0])),
         warm=int(read.get("warm", 0)),
+        bulk=int(read.get("bulk", 0)),
     )
 
 
