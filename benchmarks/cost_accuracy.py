@@ -27,7 +27,6 @@ from matplotlib.figure import Figure
 from offbeat.cost.afresh import visits_afresh
 from offbeat.cost.calibrate_steps import Visiting, one_by_one
 from offbeat.cost.device_profile import DeviceProfile, load_profile
-from offbeat.cost.gauge import undisturbed
 from offbeat.cost.gpu_step import visit_on_gpu
 from offbeat.cost.predict import predict
 from offbeat.cost.profile_at import device_name
@@ -61,9 +60,9 @@ class Row:
 
     @property
     def measured(self) -> float:
-        """Of the visits that were quiet, if there are any."""
+        """The median of the visits that were quiet, if there are any."""
         quiet = [seconds for seconds, was_quiet in zip(self.visits, self.quiet, strict=True) if was_quiet]
-        return undisturbed(quiet or self.visits)
+        return statistics.median(quiet or self.visits)
 
     def error_of(self, said: float) -> float:
         return said / self.measured - 1
