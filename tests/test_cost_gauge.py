@@ -3,7 +3,7 @@ import time
 import pytest
 
 from offbeat.cost import gauge as under_test
-from offbeat.cost.gauge import LOOKS, NEAR, Gauge, undisturbed
+from offbeat.cost.gauge import LOOKS, NEAR, Gauge
 
 
 class Clock:
@@ -66,8 +66,3 @@ def test_to_call_it_is_to_make_its_steps() -> None:
     made = []
     Gauge(lambda: made.append(time.monotonic()))()
     assert len(made) == 1
-
-
-def test_undisturbed_is_the_median_near_the_least() -> None:
-    assert undisturbed([1.5, 1.02, 1.0, 1.04, 2.0]) == 1.02
-    assert undisturbed([3.0]) == 3.0

@@ -217,17 +217,6 @@ def test_a_visit_is_made_of_quiet_turns(
     assert (found.reference_seconds, found.quiet) == (reference, quiet)
 
 
-def test_of_long_steps_the_shortest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They outlast the quiet, so that looks before and after them tell little."""
-    step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
-    seconds = iter([4.0, 4.0, 3.0, 3.1])
-    monkeypatch.setattr(RealStep, "__call__", lambda _own: None)
-    monkeypatch.setattr(RealStep, "by_phase", lambda _own: (next(seconds), 0.0, 0.0))
-    monkeypatch.setattr("offbeat.cost.cpu_step.seconds_of", lambda _call: 1.0)
-    found = visit(step, Told(1.0, 1.0, 5.0, 5.0), turns=2, patience_seconds=0.0)
-    assert (found.seconds, found.reference_seconds) == (3.05, 1.0)
-
-
 @pytest.mark.parametrize(
     ("patience", "order"),
     [
@@ -251,7 +240,7 @@ def test_steps_are_prepared_while_the_cpu_is_not_quiet(
             done.append(f"time {self.step}")
             return gauge.look()
 
-        def visit(self, gauge: Gauge) -> str:
+        def visit(self) -> str:
             return self.step.upper()
 
     monkeypatch.setattr("offbeat.cost.cpu_step.Prepared", Stub)

@@ -29,6 +29,7 @@ from .subject import Case
 from .visits import Visit
 
 VISITS = 8  # of a process
+Found = tuple[int, Visit, Sequence[float]]  # the number of its case, and what the gauge has seen by then
 CPU = torch.device("cpu")
 
 
@@ -45,10 +46,24 @@ def visits_afresh(
     context = _context()
     while few := list(islice(source, VISITS)):
         task = _Task(few, references, looks, turns, patience_seconds, torch.get_num_threads())
-        with _process(context, task) as results:
-            for _ in few:
-                number, visit, looks = _received(results)
-                yield few[number], visit
+        found, failure = _all_of(task, context)  # before anything is done with them, which would disturb the others
+        for number, visit, _looks in found:
+            yield few[number], visit
+        if failure is not None:
+            raise failure
+        looks = found[-1][-1]
+
+
+def _all_of(task: "_Task", context: Any) -> tuple[list[Found], OffbeatError | None]:
+    """What was found, if need be until something failed."""
+    found: list[Found] = []
+    with _process(context, task) as results:
+        try:
+            while len(found) < len(task.cases):
+                found.append(_received(results))
+        except OffbeatError as failure:
+            return found, failure
+    return found, None
 
 
 class _Task:
@@ -82,7 +97,7 @@ def _visit_all(task: bytes, results: Connection) -> None:
             results.send(error if isinstance(error, OffbeatError) else OffbeatError(f"a step failed: {error!r}"))
 
 
-def _visits(task: _Task) -> Iterator[tuple[int, Visit, Sequence[float]]]:
+def _visits(task: _Task) -> Iterator[Found]:
     torch.set_num_threads(task.threads)
     keep_freed_memory()
     gauge = Gauge(one_after_the_other(task.references, CPU), task.looks)
@@ -91,7 +106,7 @@ def _visits(task: _Task) -> Iterator[tuple[int, Visit, Sequence[float]]]:
         yield number, found, gauge.looks
 
 
-def _received(results: Connection) -> tuple[int, Visit, Sequence[float]]:
+def _received(results: Connection) -> Found:
     try:
         found = results.recv()
     except EOFError:

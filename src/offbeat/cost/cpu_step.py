@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .gauge import PAUSE_SECONDS, Gauge, seconds_of, undisturbed
+from .gauge import PAUSE_SECONDS, Gauge, seconds_of
 from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
@@ -52,10 +52,6 @@ class Turn:
     def slower_look(self) -> float:
         return max(self.before, self.after)
 
-    @property
-    def shortest(self) -> float:
-        return min(map(sum, self.phases))
-
 
 class Prepared:
     """A step that is warm, and the turns that it has had."""
@@ -87,21 +83,17 @@ class Prepared:
         self._quiet += gauge.is_quiet(turn.slower_look)
         return turn.after
 
-    def visit(self, gauge: Gauge) -> Visit:
+    def visit(self) -> Visit:
         """What the quietest turns have found."""
-        if self._is_long and len(self._made) > 1:  # looks before and after tell little: the shortest had most quiet
-            kept = sorted(self._made, key=lambda turn: turn.shortest)[:1]
-            looks = [gauge.least]
-        else:
-            kept = sorted(self._made, key=lambda turn: turn.slower_look)[: self._wanted]
-            looks = [look for turn in kept for look in (turn.before, turn.after)]
+        kept = sorted(self._made, key=lambda turn: turn.slower_look)[: self._wanted]
+        looks = [look for turn in kept for look in (turn.before, turn.after)]
         calls = [CallTimes(own) for own in self._recorder.places]
         for times in (times for turn in kept for times in turn.calls):
             for call, seconds in zip(calls, times, strict=True):
                 call.add(seconds)
         phases = [each for turn in kept for each in turn.phases]
         return Visit(
-            undisturbed([sum(each) for each in phases]),
+            statistics.median(map(sum, phases)),
             medians(phases),
             tuple(self._recorder.kernels),
             tuple(seconds for call in calls for seconds in call.ops()),
@@ -115,7 +107,7 @@ def visit(step: RealStep, gauge: Gauge, *, turns: int = 1, patience_seconds: flo
     own, end = Prepared(step, turns=turns), time.perf_counter() + patience_seconds
     while not own.has_enough:
         own.take_turn(gauge.look_when_quiet(end), gauge)
-    return own.visit(gauge)
+    return own.visit()
 
 
 def visits_when_quiet(
@@ -135,7 +127,7 @@ def visits_when_quiet(
             before = own.take_turn(before, gauge)
             if own.has_enough:
                 waiting.popleft()
-                yield key, own.visit(gauge)
+                yield key, own.visit()
             continue
         if some_left and len(waiting) < MOST_PREPARED:
             following = next(source, None)

@@ -4,7 +4,6 @@ A neighbour on the other half of a core makes everything slower, by a third and 
 much. So what is timed then cannot simply be scaled: better to wait until it is over.
 """
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -53,11 +52,6 @@ class Gauge:
         while not self.is_quiet(seconds := self.look()) and time.perf_counter() < until:
             time.sleep(PAUSE_SECONDS)
         return seconds
-
-
-def undisturbed(seconds: Sequence[float]) -> float:
-    """The median of those near the least."""
-    return statistics.median(each for each in seconds if each <= NEAR * min(seconds))
 
 
 def seconds_of(call: Callable[[], None]) -> float:
