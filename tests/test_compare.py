@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from test_bad_input import check_sentence
-from torch import nn
+from torch import Tensor, nn
 
 from offbeat import cli
 from offbeat.compare.contest import Contest, Entry, run_contest
@@ -21,6 +21,7 @@ from offbeat.emulate import missing
 from offbeat.errors import BadInput
 from offbeat.trace import Trace
 from offbeat.train.schedule import rate_factor
+from offbeat.train.task import Task
 from offbeat.train.tasks import load_task
 
 RIVAL = """
@@ -83,24 +84,51 @@ def test_events_after_the_last_step_leave_room_for_the_steps() -> None:
     assert [event.kind for event in last_events(trace.events)] == ["compute"]
 
 
-def test_the_curve_is_that_of_the_mean_of_the_latest_snapshots(tmp_path: Path) -> None:
+def keep(folder: Path, ranks: dict[int, list[tuple[float, int, float]]]) -> tuple[Task, Tensor]:
+    """Snapshots of workers at such seconds and steps, the weights shifted by so much; the task, and the weights."""
     task = load_task("digits", seed=0)
     model = task.model()
     good = flat_of(model)
-    for rank, sign in ((0, 1.0), (1, -1.0)):  # their noise cancels in the mean
-        other = task.model()
-        load_flat(other, good + sign * 0.5)
-        album = Album(tmp_path, rank, 2)
-        album.take(other, seconds=1.0 + rank, step=7)
-        load_flat(other, good)
-        album.take(other, seconds=3.0 + rank, step=9)
-        assert not list(tmp_path.glob(f"{rank:05d}*")), "nothing is written on the clock"
-        album.write()
-    load_flat(model, good)
+    for rank, album in ranks.items():
+        kept = Album(folder, rank, len(ranks))
+        for seconds, step, shift in album:
+            load_flat(model, good + shift)
+            kept.take(model, seconds=seconds, step=step)
+        assert not list(folder.glob(f"{rank:05d}*")), "nothing is written on the clock"
+        kept.write()
+    return task, good
+
+
+def test_the_curve_is_that_of_the_mean_of_the_snapshots_nearest_in_time(tmp_path: Path) -> None:
+    """The second rank is a moment later at every step; at step 8 their shifts cancel, in the end there are none."""
+    task, good = keep(
+        tmp_path,
+        {0: [(1.0, 8, 0.5), (2.0, 16, 9.0), (3.0, 24, 0.0)], 1: [(1.1, 8, -0.5), (2.1, 16, -9.0), (3.1, 24, 0.0)]},
+    )
     scratch = task.model()
     points = curve(tmp_path, task, scratch, 2)
-    assert [(point.seconds, point.steps) for point in points] == [(3.0, 8.0), (4.0, 9.0)]
+    assert [point.steps for point in points] == [8, 16, 24], "never one step's weights with another's"
+    assert [point.seconds for point in points] == pytest.approx([1.05, 2.05, 3.1]), "not before they were there"
     torch.testing.assert_close(flat_of(scratch), good, rtol=0, atol=1e-6)
+    losses = [point.loss for point in points]
+    assert losses == pytest.approx([losses[2]] * 3, rel=0.05)
+
+
+def test_a_slow_worker_gives_to_the_curve_what_it_had_nearest(tmp_path: Path) -> None:
+    fast = [(1.0, 8, 0.0), (2.0, 16, 0.0), (3.0, 24, 0.0), (3.1, 24, 0.0)]
+    slow = [(2.2, 8, 0.0), (4.4, 16, 0.0), (6.6, 24, 0.0), (6.7, 24, 0.0)]
+    (tmp_path / "behind").mkdir()
+    task, _ = keep(tmp_path / "behind", {0: fast, 1: slow})
+    points = curve(tmp_path / "behind", task, task.model(), 2)
+    assert [(point.seconds, point.steps) for point in points] == [
+        (pytest.approx(1.6), 8), (pytest.approx(2.1), 12), (pytest.approx(2.6), 16), (pytest.approx(6.7), 24),
+    ]  # fmt: skip
+    (tmp_path / "ahead").mkdir()
+    keep(tmp_path / "ahead", {0: slow, 1: fast})
+    points = curve(tmp_path / "ahead", task, task.model(), 2)
+    assert [(point.seconds, point.steps) for point in points] == [
+        (pytest.approx(2.1), 12), (pytest.approx(4.4), 20), (pytest.approx(6.6), 24), (pytest.approx(6.7), 24),
+    ], "who has ended stays as it is"  # fmt: skip
 
 
 def test_an_album_that_becomes_too_large_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

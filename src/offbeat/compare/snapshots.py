@@ -1,11 +1,12 @@
 """Snapshots: the weights of every worker along the way, and the accuracy of their mean at those moments.
 
 An averaged model exists only in thought while the workers are apart; each keeps a copy of its own weights now and then,
-and the mean of what was there at a moment is evaluated after the run. Files are written then too: on the clock there is
+and the mean of what was there around a moment is evaluated after the run. Files are written then too: on the clock is
 only the copy, beside the model.
 """
 
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,10 +24,10 @@ MOST_HELD_NBYTES = 12 << 30  # of all workers' copies, who may share a GPU, befo
 
 @dataclass(frozen=True)
 class Point:
-    """The mean of all workers at a moment."""
+    """The mean of all workers around a moment."""
 
-    seconds: float
-    steps: float  # mean over workers
+    seconds: float  # mean over workers, as are the steps
+    steps: float
     accuracy: float | None
     loss: float
 
@@ -58,20 +59,20 @@ class Album:
 
 
 def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]:
-    """At every snapshot of the first rank, the mean of the latest of all ranks."""
-    found = sorted(_read_all(folder), key=lambda snapshot: snapshot.seconds)
-    latest: dict[int, _Snapshot] = {}
+    """Around every snapshot of the first rank, and at the end, the mean of all ranks."""
+    albums: list[list[_Snapshot]] = [[] for _ in range(ranks)]
+    for snapshot in sorted(_read_all(folder), key=lambda snapshot: snapshot.number):
+        albums[snapshot.rank].append(snapshot)
     device = next(model.parameters()).device
     quick = task if device.type == "cuda" else _first_samples_of(task)
-    last = {rank: max(s.number for s in found if s.rank == rank) for rank in {s.rank for s in found}}
+    end = max(album[-1].seconds for album in albums)
     points: list[Point] = []
-    for snapshot in found:
-        latest[snapshot.rank] = snapshot
-        over = all(latest.get(rank) and latest[rank].number == last[rank] for rank in last)
-        if len(latest) == ranks and (snapshot.rank == 0 or over):
-            load_flat(model, torch.stack([s.x(device) for s in latest.values()]).mean(0))
-            accuracy, loss = evaluate(model, task if over else quick, batch=AT_ONCE[device.type])
-            points.append(Point(snapshot.seconds, sum(s.step for s in latest.values()) / ranks, accuracy, loss))
+    for moment in (*(snapshot.seconds for snapshot in albums[0][:-1]), end):
+        near = [_nearest(album, moment) for album in albums]
+        load_flat(model, torch.stack([snapshot.x(device) for snapshot in near]).mean(0))
+        accuracy, loss = evaluate(model, task if moment == end else quick, batch=AT_ONCE[device.type])
+        seconds, steps = (statistics.fmean(each) for each in zip(*((s.seconds, s.step) for s in near), strict=True))
+        points.append(Point(seconds, steps, accuracy, loss))
     return points
 
 
@@ -108,6 +109,12 @@ class _Snapshot:
 
     def x(self, device: torch.device) -> Tensor:
         return safetensors.torch.load_file(str(self.path), device=str(device))["x"]
+
+
+def _nearest(album: Sequence[_Snapshot], moment: float) -> _Snapshot:
+    """What a worker had closest to a moment, before or after it. One that has ended keeps its weights from then on."""
+    found = min(album, key=lambda snapshot: abs(snapshot.seconds - moment))
+    return replace(found, seconds=max(found.seconds, moment)) if found is album[-1] else found
 
 
 def _read_all(folder: Path) -> Iterator[_Snapshot]:
