@@ -2,7 +2,9 @@
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -16,7 +18,16 @@ from offbeat.compare.contestant import find_contestant
 from offbeat.compare.lap import Lap, LapFailed
 from offbeat.compare.measures import measure, seconds_to, wire_utilisation
 from offbeat.compare.snapshots import Album, Point, curve, flat_of, load_flat
-from offbeat.compare.worker import EVENTS, Config, Report, last_events, take_own_cores, warm_up
+from offbeat.compare.worker import (
+    EVENTS,
+    Config,
+    Report,
+    last_events,
+    least_seconds,
+    sleep_until,
+    take_own_cores,
+    warm_up,
+)
 from offbeat.emulate import missing
 from offbeat.errors import BadInput
 from offbeat.trace import Trace
@@ -145,10 +156,81 @@ def test_an_album_that_becomes_too_large_is_written(tmp_path: Path, monkeypatch:
 def test_warming_up_leaves_no_trace() -> None:
     task = load_task("digits", model="resnet8", seed=0)
     model = task.model()
+    inputs, targets = task.train.batch(torch.arange(4))
     before = flat_of(model)
-    warm_up(task, model, *task.train.batch(torch.arange(4)))
+    warm_up(lambda module, _step: task.loss(module(inputs), targets), model, steps=2)
     assert torch.equal(flat_of(model), before)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "slower", "least", "measured"),
+    [
+        (None, {}, 0.0, 0),
+        (None, {"1": 3.0}, 0.6, 1),
+        (None, {"0": 3.0}, 0.0, 1),  # beside a slow one, while whose pace is measured it computes as well
+        (0.1, {}, 0.1, 0),
+        (0.1, {"1": 3.0}, 0.3, 0),
+        (0.0, {"1": 3.0}, 0.0, 0),
+    ],
+)
+def test_how_long_a_step_takes_at_least(
+    step_seconds: float | None, slower: dict[str, float], least: float, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rank 1, whose own steps take 0.2 seconds where nobody is waited for."""
+    calls: list[str] = []
+    monkeypatch.setattr("torch.distributed.barrier", lambda: calls.append("all begin"))
+    config = Config(
+        contestant="none", folder="", task="digits", node_of=(0, 1), steps=1, step_seconds=step_seconds, slower=slower
+    )
+
+    def own_seconds() -> float:
+        calls.append("measured")
+        return 0.2
+
+    assert least_seconds(config, 1, own_seconds) == pytest.approx(least)
+    assert calls == ["all begin", "measured"] * measured
+
+
+def test_a_step_that_has_taken_its_time_already_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.monotonic", lambda: 100.5)
+    monkeypatch.setattr("time.sleep", slept.append)
+    sleep_until(100.7)
+    sleep_until(100.0)
+    assert slept == [pytest.approx(0.2), 0.0]
+
+
+WAITS = """
+import time
+from contextlib import contextmanager
+
+@contextmanager
+def train(model, optimizer, setup):
+    def wait_and_compute(inputs):
+        time.sleep(0.3)
+        return model(inputs)
+    yield wait_and_compute, optimizer
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_slow_worker_is_slow_in_computing_not_in_waiting_for_the_wire(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    contest = Contest(
+        strategies=(f"{tmp_path}/waits.py:train",), links=(None,), workers=(2,), steps=5, slower=((0, 4.0),)
+    )
+    none, waits = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    assert none.lap is not None
+    assert waits.lap is not None
+    slow, fast = (median(between(report.step_ends)) for report in none.lap.reports)
+    assert slow > 1.5 * fast
+    for report in waits.lap.reports:
+        assert 0.3 <= median(between(report.step_ends)) < 0.6, "four times a wait of 0.3 s would be 1.2 s"
+
+
+def between(moments: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(moments)]
 
 
 def test_a_contest_is_interleaved_and_has_the_baseline_in_each_repeat() -> None:

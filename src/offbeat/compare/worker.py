@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,12 @@ from ..train.augment import augmented
 from ..train.schedule import CONSTANT, rate_factor
 from ..train.seed import worker_seed
 from ..train.shards import Shard
-from ..train.task import Task
 from ..train.tasks import load_task
 from .contestant import Setup, find_contestant
 from .snapshots import Album
 
 TIMEOUT_SECONDS = 120.0
+TIMED_STEPS = 5  # of the copy whose pace a slow worker goes by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +96,33 @@ def take_own_cores(rank: int, workers: int) -> None:
         os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
 
 
-def warm_up(task: Task, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
-    """Before the clock runs: a GPU loads its kernels in the first step, for most of a second."""
+Forward = Callable[[Callable[..., Any], int], Tensor]  # the loss of a model at a step, from 0
+
+
+def warm_up(forward: Forward, model: nn.Module, steps: int = 1) -> float:
+    """Go forward and backward with a copy of the model, before the clock runs: a GPU loads its kernels in the first
+    step, for most of a second. Seconds of a step, to the end of what a GPU was asked for."""
     scratch = copy.deepcopy(model)
-    task.loss(scratch(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    if inputs.is_cuda:
+    began = time.monotonic()
+    for step in range(steps):
+        scratch.zero_grad()
+        forward(scratch, step).backward()  # type: ignore[no-untyped-call]
+    if next(model.parameters()).is_cuda:
         torch.cuda.synchronize()
+    return (time.monotonic() - began) / steps
+
+
+def least_seconds(config: Config, rank: int, own_seconds: Callable[[], float]) -> float:
+    """How long forward and backward take at least. Emulated compute: as given. Real compute of a slow worker: by its
+    own seconds, which have no communication in them. All compute while they are measured, as they do in the race."""
+    slower = config.slower.get(str(rank), 1.0)
+    if config.step_seconds is not None:
+        return config.step_seconds * slower
+    if not config.slower:
+        return 0.0
+    dist.barrier()
+    seconds = own_seconds()
+    return seconds * slower if slower > 1 else 0.0
 
 
 def handed_in(setup: Setup) -> Mapping[str, Tensor]:
@@ -139,14 +160,21 @@ def work(config: Config, rank: int) -> Report:
     autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=config.bf16)
     if device.type == "cuda":  # the order of weights, and so of what is made with them, that is fastest there
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    with autocast():
-        warm_up(task, model, *train.batch(shard.indices(0).to(device)))
+
+    def forward(module: Callable[..., Any], step: int) -> Tensor:
+        inputs, targets = train.batch(shard.indices(step).to(device, non_blocking=True))
+        if config.augment:
+            inputs = augmented(inputs)
+        with autocast():
+            return task.loss(module(inputs), targets)
+
+    warm_up(forward, model)
+    least = least_seconds(config, rank, partial(warm_up, forward, model, TIMED_STEPS))
     torch.manual_seed(worker_seed(config.seed, rank))
     optimizer = task.optimizer(model.parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
     setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [], [])
     every = max(1, config.steps // config.snapshots) if config.snapshots else config.steps + 1
-    slower = config.slower.get(str(rank), 1.0)
     ends: list[float] = []
     losses: list[torch.Tensor] = []
     album = Album(folder, rank, layout.workers)
@@ -157,16 +185,12 @@ def work(config: Config, rank: int) -> Report:
         waited_before = attachment.trace.seconds["wait"] if attachment is not None else 0.0
         for step in range(1, config.steps + 1):
             since = time.monotonic()
-            inputs, targets = train.batch(shard.indices(step - 1).to(device, non_blocking=True))
-            if config.augment:
-                inputs = augmented(inputs)
             if config.schedule != CONSTANT:
                 set_rates(optimizer, rates, rate_factor(config.schedule, step, config.steps))
             stepper.zero_grad()
-            with autocast():
-                loss = task.loss(module(inputs), targets)
+            loss = forward(module, step - 1)
             loss.backward()  # type: ignore[no-untyped-call]
-            _sleep(since, config.step_seconds, slower)
+            sleep_until(since + least)
             if attachment is not None:
                 attachment.observe(loss)
             stepper.step()
@@ -206,11 +230,9 @@ def last_events(events: Iterable[Event]) -> list[Event]:
     return kept[: steps[-1] + 1][-EVENTS:] if steps else []
 
 
-def _sleep(since: float, step_seconds: float | None, slower: float) -> None:
-    """Emulated compute: until the step has taken its time. Real compute of a slow worker: until it is slow enough."""
-    computed = time.monotonic() - since
-    wanted = (step_seconds if step_seconds is not None else computed) * slower
-    time.sleep(max(0.0, wanted - computed))
+def sleep_until(moment: float) -> None:
+    """Until a step has taken its time; not at all where it did already, because it computed or waited for so long."""
+    time.sleep(max(0.0, moment - time.monotonic()))
 
 
 def _cpu_seconds() -> float:
