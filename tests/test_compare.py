@@ -2,9 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 from offbeat import cli
 from offbeat.compare.contest import Contest, Entry, run_contest
-from offbeat.compare.contestant import find_contestant
+from offbeat.compare.contestant import Setup, find_contestant
 from offbeat.compare.lap import Lap, LapFailed
 from offbeat.compare.measures import measure, seconds_to, wire_utilisation
 from offbeat.compare.snapshots import Album, Point, curve, flat_of, load_flat
@@ -30,6 +33,7 @@ from offbeat.compare.worker import (
 )
 from offbeat.emulate import missing
 from offbeat.errors import BadInput
+from offbeat.layout import Layout
 from offbeat.trace import Trace
 from offbeat.train.schedule import rate_factor
 from offbeat.train.task import Task
@@ -278,6 +282,42 @@ def test_a_race_in_which_nobody_can_run_is_a_failure(
         cli.main()
     assert ended.value.code == 1
     assert "nobody could run: no such luck" in capfd.readouterr().err
+
+
+PATIENT = """
+from contextlib import contextmanager
+import torch
+import torch.distributed as dist
+
+@contextmanager
+def train(model, optimizer, setup):
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    print(setup.timeout_seconds, group.options._timeout.total_seconds(), file=open("FOLDER/seconds", "w"))
+    yield model, optimizer
+"""
+
+
+@pytest.mark.timeout(120)
+def test_nobody_gives_up_before_the_lap_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "patient.py").write_text(PATIENT.replace("FOLDER", str(tmp_path)))
+    contest = Contest(
+        strategies=(f"{tmp_path}/patient.py:train",), links=(None,), workers=(1,), steps=2, limit_seconds=777.0
+    )
+    run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    assert (tmp_path / "seconds").read_text().split() == ["777.0", "777.0"]
+
+    given: dict[str, Any] = {}
+
+    @contextmanager
+    def attach(*_args: Any, **named: Any) -> Iterator[Any]:
+        given.update(named)
+        yield SimpleNamespace(weights=None)
+
+    monkeypatch.setattr("offbeat.compare.contestant.attach", attach)
+    model = nn.Linear(1, 1)
+    setup = Setup(0, Layout((0,)), 2, 2, 0, 777.0, [], [])
+    with find_contestant("lasgd")(model, torch.optim.SGD(model.parameters()), setup):
+        assert given["timeout_seconds"] == 777.0
 
 
 def lose(*_args: Any, **_kwargs: Any) -> Lap:

@@ -19,7 +19,7 @@ COMPRESSION = {"none": NoCompression, "fp16": Float16Compression}
 
 
 @rival
-def train(model, optimizer, setup, *, every=16, matchmaking_seconds=1.0, compression="fp16"):
+def train(model, optimizer, setup, *, every=16, matchmaking_seconds=1.0, averaging_seconds=15.0, compression="fp16"):
     workers = setup.layout.workers
     with ExitStack() as closing:
         dht = meet(setup.rank)
@@ -34,7 +34,7 @@ def train(model, optimizer, setup, *, every=16, matchmaking_seconds=1.0, compres
             delay_state_averaging=True,
             state_averaging_compression=COMPRESSION[compression](),
             matchmaking_time=matchmaking_seconds,
-            averaging_timeout=15.0,
+            averaging_timeout=averaging_seconds,  # of a round, not of the run: who finds no group trains on after it
             next_chunk_timeout=5.0,
             averager_opts={"target_group_size": workers, "request_timeout": matchmaking_seconds / 2},
             tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.5, "max_refresh_period": 1.0},

@@ -13,14 +13,13 @@ from torchft.coordination import LighthouseServer
 
 from offbeat.connect import own_address
 
-TIMEOUT = timedelta(seconds=60)
 TICK_MILLISECONDS = 10  # of the lighthouse; each average begins with a quorum, and its default of 100 is a long wait
 
 
 @contextmanager
 def replica(setup, *, averages: int) -> Iterator[Manager]:
     """averages: how many there must have been at the end; without them it would be fast for nothing."""
-    here, workers = own_address(), setup.layout.workers
+    here, workers, timeout = own_address(), setup.layout.workers, timedelta(seconds=setup.timeout_seconds)
     with ExitStack() as closing:
         lighthouse_address = None
         if setup.rank == 0:
@@ -30,16 +29,16 @@ def replica(setup, *, averages: int) -> Iterator[Manager]:
         said = [lighthouse_address]
         dist.broadcast_object_list(said, src=0)
         store = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)
-        group = ProcessGroupGloo(timeout=TIMEOUT)
+        group = ProcessGroupGloo(timeout=timeout)
         manager = Manager(
             pg=group,
             load_state_dict=None,  # nobody joins late
             state_dict=None,
             min_replica_size=workers,
             use_async_quorum=False,  # required by DiLoCo; LocalSGD asks for a quorum and needs it at once
-            timeout=TIMEOUT,
-            quorum_timeout=TIMEOUT,
-            connect_timeout=TIMEOUT,
+            timeout=timeout,
+            quorum_timeout=timeout,
+            connect_timeout=timeout,
             rank=0,
             world_size=1,
             store_addr=here,

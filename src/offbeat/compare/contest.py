@@ -170,12 +170,11 @@ def _run(
         bf16=contest.bf16,
         augment=contest.augment,
         schedule=contest.schedule,
+        limit_seconds=contest.limit_seconds,
     )
     try:
         with make_course(layout.nodes, entry.link, delay=contest.delay) as course:
-            lap = run_lap(
-                course, config, limit_seconds=contest.limit_seconds, watch=lambda seconds: watch(entry, seconds)
-            )
+            lap = run_lap(course, config, watch=lambda seconds: watch(entry, seconds))
             measures = measure(
                 lap, samples_per_step=batch, target_accuracy=contest.target_accuracy, link=course.bytes_per_second
             )

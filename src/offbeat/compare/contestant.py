@@ -41,6 +41,7 @@ class Setup:
     steps: int
     steps_per_epoch: int
     seed: int
+    timeout_seconds: float  # for whatever waits for other workers: nobody gives up before the lap does
     attachment: list[Attachment]  # filled by ours, for what only they can tell
     hands_in: list[Callable[[], Mapping[str, Tensor]]]  # filled by those who would hand in other weights
 
@@ -75,7 +76,9 @@ def ours(spec: str) -> Contestant:
     def run(model: nn.Module, optimizer: Optimizer, setup: Setup) -> Iterator[tuple[Callable[..., Any], Stepper]]:
         strategy = make_strategy(spec)
         strategy.prepare(Plan(setup.steps, setup.steps_per_epoch))
-        with attach(model, optimizer, strategy, layout=setup.layout, seed=setup.seed) as attachment:
+        with attach(
+            model, optimizer, strategy, layout=setup.layout, seed=setup.seed, timeout_seconds=setup.timeout_seconds
+        ) as attachment:
             setup.attachment.append(attachment)
             if strategy.trail:
                 setup.hands_in.append(attachment.weights)

@@ -37,7 +37,7 @@ class Lap:
     seconds: float  # of all, with the start of the processes
 
 
-def run_lap(course: Course, config: Config, *, limit_seconds: float, watch: Watch = lambda _: None) -> Lap:
+def run_lap(course: Course, config: Config, *, watch: Watch = lambda _: None) -> Lap:
     with tempfile.TemporaryDirectory(prefix="offbeat-lap-", dir=RAM if RAM.is_dir() else None) as name:
         folder = Path(name)
         (folder / "snapshots").mkdir()
@@ -46,7 +46,7 @@ def run_lap(course: Course, config: Config, *, limit_seconds: float, watch: Watc
         began = time.monotonic()
         with mps(config.device) as env:
             processes = _start(course, config, folder, env)
-            sent = _wait(course, processes, folder, began + limit_seconds, watch)
+            sent = _wait(course, processes, folder, began + config.limit_seconds, watch)
         reports = [_read_report(folder, rank) for rank in range(len(config.node_of))]
         points = []
         if config.snapshots:

@@ -34,7 +34,6 @@ from ..train.tasks import load_task
 from .contestant import Setup, find_contestant
 from .snapshots import Album
 
-TIMEOUT_SECONDS = 120.0
 TIMED_STEPS = 5  # of the copy whose pace a slow worker goes by
 
 
@@ -59,6 +58,7 @@ class Config:
     bf16: bool = False  # autocast
     augment: bool = False
     schedule: str = CONSTANT
+    limit_seconds: float = 3600.0  # of the lap, and so of every wait for another worker
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -153,7 +153,7 @@ def work(config: Config, rank: int) -> Report:
     )
     folder = Path(config.folder) / "snapshots"
     keep_freed_memory()  # as offbeat train does; rivals have it too
-    join_process_group(device, TIMEOUT_SECONDS)
+    join_process_group(device, config.limit_seconds)
     torch.manual_seed(config.seed)
     model = task.model().to(device)
     train = task.train.to(device)
@@ -173,7 +173,7 @@ def work(config: Config, rank: int) -> Report:
     torch.manual_seed(worker_seed(config.seed, rank))
     optimizer = task.optimizer(model.parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
-    setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, [], [])
+    setup = Setup(rank, layout, config.steps, shard.steps_per_epoch, config.seed, config.limit_seconds, [], [])
     every = max(1, config.steps // config.snapshots) if config.snapshots else config.steps + 1
     ends: list[float] = []
     losses: list[torch.Tensor] = []
