@@ -320,6 +320,21 @@ def test_nobody_gives_up_before_the_lap_does(tmp_path: Path, monkeypatch: pytest
         assert given["timeout_seconds"] == 777.0
 
 
+@pytest.mark.timeout(120)
+def test_a_lap_over_its_limit_is_listed_and_the_race_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = f"compare --loopback --workers 1 --steps 600 --limit-seconds 20 --json - --quiet --strategies {tmp_path}"
+    monkeypatch.setattr("sys.argv", ["offbeat", *f"{command}/waits.py:train".split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    none, waits = json.loads(capfd.readouterr().out)["runs"]
+    assert none["failure"] is None
+    assert waits["failure"].startswith("it was not done after 20 s (--limit-seconds): ")
+
+
 def lose(*_args: Any, **_kwargs: Any) -> Lap:
     raise LapFailed("no such luck")
 
@@ -409,6 +424,9 @@ def test_the_command_on_shaped_links(
         ("--step-seconds -1", r"--step-seconds -1.0 does not fit"),
         ("--target-accuracy 90", r"--target-accuracy 90.* at most 1"),
         ("--straggler 9:2", r"--straggler 9:2 does not fit"),
+        ("--limit-seconds 0", r"--limit-seconds 0 does not fit: it must be above 0"),
+        ("--limit-seconds nan", r"--limit-seconds nan does not fit"),
+        ("--limit-seconds 1e6", r"--limit-seconds 1e\+06 does not fit: .* at most 604800, a week"),
         ("--json nowhere/x.json --loopback", r"--json nowhere/x.json cannot be written"),
     ],
 )

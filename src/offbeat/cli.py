@@ -370,6 +370,13 @@ def topology(name: str, workers: int, rate: float, out: Path | None, json_file: 
 )
 @click.option("--target-accuracy", type=float, metavar="X", help="asks for the time until the mean of all is so good")
 @click.option("--snapshots", type=int, metavar="N", help="points of the curve of accuracy [30 with a target, else 1]")
+@click.option(
+    "--limit-seconds",
+    type=float,
+    metavar="X",
+    help="of a lap, with the start of its workers; one that takes longer is ended, listed as failed, and the race "
+    "goes on [3600]",
+)
 @click.option("--repeats", type=int, default=1, show_default=True, help="interleaved; each with the next seed")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", metavar="cpu|cuda", default="cpu", show_default=True, help="cuda: all workers share one GPU")

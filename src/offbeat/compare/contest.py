@@ -21,9 +21,10 @@ from .contestant import find_contestant
 from .course import make_course
 from .lap import Lap, LapFailed, run_lap
 from .measures import Measures, measure
-from .worker import Config
+from .worker import LIMIT_SECONDS, Config
 
 DEVICES = ("cpu", "cuda")
+LONGEST_SECONDS = 7 * 86400.0
 ALONE = "none"  # the contestant that all throughputs are shares of
 
 
@@ -51,7 +52,7 @@ class Contest:
     bf16: bool = False
     augment: bool = False
     schedule: str = CONSTANT
-    limit_seconds: float = 3600.0  # of a lap
+    limit_seconds: float = LIMIT_SECONDS  # of a lap
 
     def __post_init__(self) -> None:
         for name in ("repeats", "steps", "epochs", "nodes", "batch"):
@@ -62,6 +63,11 @@ class Contest:
             raise BadInput(f"--epochs {self.epochs} and --steps {self.steps} contradict each other: give one of them")
         if self.step_seconds is not None and not 0 <= self.step_seconds < math.inf:
             raise BadInput(f"--step-seconds {self.step_seconds} does not fit: it must be at least 0, such as 0.17")
+        if not 0 < self.limit_seconds <= LONGEST_SECONDS:
+            raise BadInput(
+                f"--limit-seconds {self.limit_seconds:g} does not fit: it must be above 0 and at most "
+                f"{LONGEST_SECONDS:.0f}, a week"
+            )
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:

@@ -46,7 +46,7 @@ def run_lap(course: Course, config: Config, *, watch: Watch = lambda _: None) ->
         began = time.monotonic()
         with mps(config.device) as env:
             processes = _start(course, config, folder, env)
-            sent = _wait(course, processes, folder, began + config.limit_seconds, watch)
+            sent = _wait(course, config, processes, watch)
         reports = [_read_report(folder, rank) for rank in range(len(config.node_of))]
         points = []
         if config.snapshots:
@@ -81,17 +81,17 @@ def _start(course: Course, config: Config, folder: Path, more: Mapping[str, str]
 
 
 def _wait(
-    course: Course, processes: list[subprocess.Popen[Any]], folder: Path, until: float, watch: Watch
+    course: Course, config: Config, processes: list[subprocess.Popen[Any]], watch: Watch
 ) -> list[tuple[float, list[int]]]:
     """Look at the wire until all are done. One that fails, or a lap that takes too long, ends them all."""
-    began, sent = time.monotonic(), []
+    began, sent, folder, limit = time.monotonic(), [], Path(config.folder), config.limit_seconds
     try:
         while any(process.poll() is None for process in processes):
             for rank, process in enumerate(processes):
                 if process.poll() not in (None, 0):
                     raise LapFailed(f"worker {rank} ended with status {process.returncode}: {_story(folder, rank)}")
-            if time.monotonic() > until:
-                raise LapFailed(f"it was not done after {until - began:.0f} s: {_story(folder, 0)}")
+            if time.monotonic() > began + limit:
+                raise LapFailed(f"it was not done after {limit:g} s (--limit-seconds): {_story(folder, 0)}")
             sent.append((time.monotonic(), [course.bytes_sent(node) for node in range(course.nodes)]))
             watch(time.monotonic() - began)
             time.sleep(SAMPLE_SECONDS)

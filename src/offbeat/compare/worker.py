@@ -34,6 +34,7 @@ from ..train.tasks import load_task
 from .contestant import Setup, find_contestant
 from .snapshots import Album
 
+LIMIT_SECONDS = 3600.0
 TIMED_STEPS = 5  # of the copy whose pace a slow worker goes by
 
 
@@ -58,7 +59,7 @@ class Config:
     bf16: bool = False  # autocast
     augment: bool = False
     schedule: str = CONSTANT
-    limit_seconds: float = 3600.0  # of the lap, and so of every wait for another worker
+    limit_seconds: float = LIMIT_SECONDS  # of the lap, and so of every wait for another worker
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
