@@ -3,6 +3,7 @@
 contest.py      what is to be run: strategies x links x workers, repeated
 contestant.py   a way of synchronising: one of our strategies, or a rival's function in a file
 worker.py       one worker of one run, in its own process and network namespace
+cpu.py          CPU seconds of a worker and of what it started
 snapshots.py    the weights of all workers along the way, from which accuracy against time is had afterwards
 course.py       where workers run: namespaces with shaped links, or loopback
 lap.py          one run: starts the workers, watches the wire, collects what they say

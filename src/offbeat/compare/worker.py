@@ -8,7 +8,6 @@ What it saw goes to RANK.json in the folder of the run, its weights along the wa
 import copy
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +31,7 @@ from ..train.seed import worker_seed
 from ..train.shards import Shard
 from ..train.tasks import load_task
 from .contestant import Setup, find_contestant
+from .cpu import cpu_seconds
 from .snapshots import Album
 
 LIMIT_SECONDS = 3600.0
@@ -79,7 +79,7 @@ class Report:
     step_ends: list[float]
     losses: list[float]
     ended_at: float  # with the final average
-    cpu_seconds: float  # of this process, user and system, while it trained
+    cpu_seconds: float  # user and system, of this process and those it started, while it trained
     waiting_share: float | None = None  # of the time of its steps; None: a rival does not tell
     bytes_sent: int | None = None
     strategy: dict[str, float] = field(default_factory=dict)  # what it reports of itself
@@ -181,8 +181,9 @@ def work(config: Config, rank: int) -> Report:
     album = Album(folder, rank, layout.workers)
     with find_contestant(config.contestant)(model, optimizer, setup) as (module, stepper):
         attachment = setup.attachment[0] if setup.attachment else None
+        cpu = cpu_seconds()
         dist.barrier()
-        began, cpu = time.monotonic(), _cpu_seconds()
+        began = time.monotonic()
         waited_before = attachment.trace.seconds["wait"] if attachment is not None else 0.0
         for step in range(1, config.steps + 1):
             since = time.monotonic()
@@ -199,7 +200,7 @@ def work(config: Config, rank: int) -> Report:
             ends.append(time.monotonic())
             if step % every == 0:
                 album.take(model, seconds=ends[-1] - began, step=step, instead=handed_in(setup))
-        cpu = _cpu_seconds() - cpu
+        cpu = cpu_seconds() - cpu
         waited = attachment.trace.seconds["wait"] - waited_before if attachment is not None else None
     ended = time.monotonic()
     if config.snapshots:
@@ -234,11 +235,6 @@ def last_events(events: Iterable[Event]) -> list[Event]:
 def sleep_until(moment: float) -> None:
     """Until a step has taken its time; not at all where it did already, because it computed or waited for so long."""
     time.sleep(max(0.0, moment - time.monotonic()))
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
