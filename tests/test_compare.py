@@ -22,7 +22,7 @@ from offbeat.compare.contest import Contest, Entry, run_contest
 from offbeat.compare.contestant import Setup, find_contestant
 from offbeat.compare.cpu import Process, cpu_seconds, descendants_seconds, processes
 from offbeat.compare.lap import Lap, LapFailed
-from offbeat.compare.measures import measure, seconds_to, wire_utilisation
+from offbeat.compare.measures import bytes_per_sample, measure, seconds_to, wire_utilisation
 from offbeat.compare.snapshots import Album, Point, curve, flat_of, load_flat
 from offbeat.compare.worker import (
     EVENTS,
@@ -81,6 +81,15 @@ def test_wire_utilisation_counts_only_while_all_train() -> None:
     # All are warm from 100.4 to 102.0; 1000 bytes/s of 2 x 1000 leave the nodes then, and a burst before and after.
     sent = [(99.0, [0, 0]), (100.5, [9000, 0]), (101.0, [9500, 0]), (101.9, [10400, 0]), (104.0, [99999, 0])]
     assert wire_utilisation(lap(sent), [1000.0, 1000.0]) == pytest.approx(0.5)
+
+
+def test_bytes_per_sample_counts_only_while_all_train() -> None:
+    # Between the looks at 100.5 and 101.9 the workers make 14 and 7 steps of 4 samples, and 1400 bytes leave the nodes.
+    sent = [(99.0, [0, 0]), (100.5, [9000, 0]), (101.0, [9500, 0]), (101.9, [10400, 0]), (104.0, [99999, 0])]
+    assert bytes_per_sample(lap(sent), 4) == pytest.approx(1400 / (4 * 21))
+    idle = [(at, [sum(nbytes) // 9000 * 9000, 0]) for at, nbytes in sent]
+    assert bytes_per_sample(lap(idle), 4) == 0, "what has left before and after, of a worker without communication"
+    assert bytes_per_sample(lap(sent[:2]), 4) is None
 
 
 def test_time_to_a_target_lies_between_points_and_luck_does_not_count() -> None:
@@ -464,6 +473,7 @@ def test_the_command_on_shaped_links(
     assert [run["strategy"] for run in record["runs"]] == ["none", "lasgd"]
     none, lasgd = record["runs"]
     assert none["wire_utilisation"] < 0.05
+    assert none["bytes_per_sample"] < 0.02 * lasgd["bytes_per_sample"]
     assert 0.1 < lasgd["wire_utilisation"] <= 1.1
     assert {"throughput_share", "seconds_to_target", "accuracy"} <= set(lasgd)
     assert record["compute"] == "emulated, 0.02 s a step"

@@ -4,8 +4,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .lap import Lap
 from .snapshots import Point
+from .worker import Report
 
 WARM_SHARE = 0.1  # of the steps, left out at the start: connections are made, fragments are chosen
 
@@ -19,7 +22,7 @@ class Measures:
     loss: float | None
     waiting_share: float | None  # mean over workers; None: a rival does not tell
     cpu_share: float  # CPU seconds of a worker by seconds, mean over workers
-    bytes_per_sample: float | None
+    bytes_per_sample: float | None  # while all trained, as is the utilisation
     seconds: float  # from the first step to the last worker's end, the final average included
 
 
@@ -35,9 +38,7 @@ def measure(lap: Lap, *, samples_per_step: int, target_accuracy: float | None, l
         loss=None if last is None else last.loss,
         waiting_share=statistics.mean(waits) if len(waits) == len(reports) else None,
         cpu_share=statistics.mean(r.cpu_seconds / (r.step_ends[-1] - r.began_at) for r in reports),
-        bytes_per_sample=bytes_sent(lap) / (samples_per_step * sum(len(r.step_ends) for r in reports))
-        if link
-        else None,
+        bytes_per_sample=bytes_per_sample(lap, samples_per_step) if link else None,
         seconds=max(report.ended_at for report in reports) - min(report.began_at for report in reports),
     )
 
@@ -59,20 +60,45 @@ def window(lap: Lap) -> tuple[float, float]:
     return max(starts), min(ends)
 
 
-def wire_utilisation(lap: Lap, link: Sequence[float]) -> float | None:
-    """Of what the links could have carried away from all nodes while all workers trained: the share that they did."""
+@dataclass(frozen=True)
+class Flow:
+    """What left all nodes between two looks at the wire."""
+
+    begin: float
+    end: float
+    nbytes: int
+
+
+def flow(lap: Lap) -> Flow | None:
+    """While all workers were training; None where the wire was hardly looked at then."""
     begin, end = window(lap)
-    inside = [(at, sent) for at, sent in lap.sent if begin <= at <= end]
+    inside = [(at, sum(sent)) for at, sent in lap.sent if begin <= at <= end]
     if len(inside) < 2:
         return None
     (first_at, first), (last_at, last) = inside[0], inside[-1]
-    moved = sum(after - before for before, after in zip(first, last, strict=True))
-    return moved / (sum(link) * (last_at - first_at))
+    return Flow(first_at, last_at, last - first)
 
 
-def bytes_sent(lap: Lap) -> int:
-    """By all nodes, over the whole lap."""
-    return sum(lap.sent[-1][1]) if lap.sent else 0
+def wire_utilisation(lap: Lap, link: Sequence[float]) -> float | None:
+    """Of what the links could have carried away from all nodes while all workers trained: the share that they did."""
+    found = flow(lap)
+    return None if found is None else found.nbytes / (sum(link) * (found.end - found.begin))
+
+
+def bytes_per_sample(lap: Lap, samples_per_step: int) -> float | None:
+    """That left the nodes while all workers trained, for each sample of theirs: nothing of the start, when weights are
+    made the same, nor of the final average."""
+    found = flow(lap)
+    if found is None:
+        return None
+    steps = sum(steps_by(report, found.end) - steps_by(report, found.begin) for report in lap.reports)
+    return found.nbytes / (samples_per_step * steps)
+
+
+def steps_by(report: Report, moment: float) -> float:
+    """Steps made by then, the one under way in parts."""
+    ends = [report.began_at, *report.step_ends]
+    return float(np.interp(moment, ends, range(len(ends))))
 
 
 def seconds_to(curve: Sequence[Point], accuracy: float) -> float | None:
