@@ -143,10 +143,31 @@ SIMULATE = [
     ("--task own.py:complex_model", r"'weight' is torch.complex64"),
     ("--task own.py:model_does_not_fit", r"line \d+ of own.py raised RuntimeError"),
 ]
+COMPARE = [
+    ("--loopback --delay 0.1", r"--delay 0.1 would go unused beside --loopback"),
+    ("--loopback --delay -1", r"delay of -1.0 s .* choose 0 to 10 s"),
+    ("--delay -1", r"delay of -1.0 s .* choose 0 to 10 s"),
+    ("--delay nan", r"delay of nan s"),
+    ("--loopback --link 1gbit", r"--link 1gbit would go unused beside --loopback"),
+    ("--loopback --link 100mbit", r"--link 100mbit would go unused"),  # even if it is the default
+    ("--link fast", r"'fast' is not a rate"),
+    ("--link 100mbit,90gbit", r"90gbit cannot be shaped: choose 1kbit to 34gbit"),
+    ("--link 100mbit,", r"'' is not a rate"),
+    ("--workers 4,2000", r"2000 nodes cannot be emulated: choose 1 to 1023"),
+    ("--loopback --workers 2,20000", r"samples leave some of 20000 workers without any"),
+    ("--workers 2,0", r"0 workers on 0 nodes: both must be at least 1"),
+    ("--snapshots -3", r"--snapshots -3 does not fit: it must be at least 0"),
+    ("--snapshots 0 --target-accuracy 0.9", r"--snapshots 0 leaves no point .* --target-accuracy 0.9"),
+    ("--target-accuracy 1.5", r"--target-accuracy 1.5 .* at most 1"),
+    ("--limit-seconds -1", r"--limit-seconds -1 .* above 0"),
+    ("--straggler 4:2", r"--straggler 4:2 .* below 4"),
+    ("--seed -1 --loopback", r"seed -1 at least 0"),
+]
 CASES = [
     *((f"{command} {flags}", words) for flags, words in BOTH for command in ("train", "simulate")),
     *((f"train {flags}", words) for flags, words in TRAIN),
     *((f"simulate {flags}", words) for flags, words in SIMULATE),
+    *((f"compare {flags}", words) for flags, words in COMPARE),
     ("trian", r"'trian'.*'train'"),
     ("bogus", r"'bogus'\. Choose among train, simulate"),
     ("train --augment", r"'--augment'\. It is an option of: compare\."),
@@ -224,7 +245,7 @@ def test_alone_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_same_signals")
 @pytest.mark.parametrize(
-    "arguments", ["--help", "train --help", "simulate -h", "plan --help", "calibrate -h", "--version"]
+    "arguments", ["--help", "train --help", "simulate -h", "compare -h", "plan --help", "calibrate -h", "--version"]
 )
 def test_help_teaches(arguments: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["offbeat", *arguments.split()])

@@ -345,9 +345,7 @@ def topology(name: str, workers: int, rate: float, out: Path | None, json_file: 
     metavar="SPEC,SPEC,...|FILE.py:FUNCTION",
     help="ours, as in lasgd:every=8; or a rival's function",
 )
-@click.option(
-    "--link", default="100mbit", show_default=True, help="of each node, each way; several as in 100mbit,1gbit"
-)
+@click.option("--link", metavar="RATE,...", help="of each node, each way; several as in 100mbit,1gbit [100mbit]")
 @click.option("--workers", type=whole_numbers, default="4", show_default=True, help="several as in 4,8")
 @click.option("--nodes", type=int, help="that the workers are spread over [one for each worker]")
 @click.option("--delay", type=float, help="seconds that are added to each link, one way [0]")

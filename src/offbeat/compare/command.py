@@ -18,19 +18,19 @@ from ..report.json_file import check_json, write_json
 from ..report.outputs import replacing
 from ..report.status import to_json
 from ..sim.command import parse_stragglers
-from ..sim.rates import parse_rate
 from .contest import Contest, Entry, Outcome, as_record, run_contest
 from .mps import sharing
 from .outputs import NO_PLOTLY, write_outputs
 from .table import print_outcomes, rows_of
 
+LINK = "100mbit"
 SNAPSHOTS = 30  # of a run whose accuracy is asked for
 
 
 def compare(
     *,
     strategies: str,
-    link: str,
+    link: str | None,
     workers: tuple[int, ...],
     loopback: bool,
     straggler: tuple[str, ...],
@@ -41,14 +41,15 @@ def compare(
     quiet: bool,
     **rest: Any,
 ) -> None:
-    links = tuple(part.strip() for part in link.split(","))
-    for each in links:
-        parse_rate(each)
+    if loopback and link is not None:
+        raise BadInput(
+            f"--link {link} would go unused beside --loopback, where nothing is shaped: leave one of the two out"
+        )
     if snapshots is None:
         snapshots = SNAPSHOTS if target_accuracy is not None else 1
     contest = Contest(
         strategies=split_specs(strategies),
-        links=(None,) if loopback else links,
+        links=(None,) if loopback else tuple(part.strip() for part in (link or LINK).split(",")),
         workers=workers,
         slower=tuple(parse_stragglers(straggler).items()),
         target_accuracy=target_accuracy,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..emulate.check import check_nodes, link_delays, link_speeds
 from ..errors import BadInput, unknown
 from ..layout import Layout
 from ..strategies import make_strategy
@@ -70,18 +71,18 @@ class Contest:
             )
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
-        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
-            raise BadInput(
-                f"--target-accuracy {self.target_accuracy} does not fit: it must be above 0 and at most 1, such as 0.9"
-            )
+        self._check_snapshots()
         if self.device not in DEVICES:
             raise unknown("device", self.device, DEVICES)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise BadInput("--device cuda does not fit: torch finds no CUDA device here, so leave it out")
         for spec in self.strategies:
             find_contestant(spec)
+        self._check_wires()
         for workers in self.workers:
             layout = self.layout(workers)
+            if any(link is not None for link in self.links):
+                check_nodes(layout.nodes)
             for spec in self.strategies:
                 if ".py:" not in spec:
                     make_strategy(spec).check(layout, None)
@@ -92,6 +93,32 @@ class Contest:
                         f"of at least 1"
                     )
 
+    def _check_snapshots(self) -> None:
+        if self.snapshots < 0:
+            raise BadInput(f"--snapshots {self.snapshots} does not fit: it must be at least 0")
+        if self.target_accuracy is None:
+            return
+        if not 0 < self.target_accuracy <= 1:
+            raise BadInput(
+                f"--target-accuracy {self.target_accuracy} does not fit: it must be above 0 and at most 1, such as 0.9"
+            )
+        if self.snapshots == 0:
+            raise BadInput(
+                f"--snapshots 0 leaves no point at which --target-accuracy {self.target_accuracy} could be seen: "
+                f"give at least 1, or leave one of the two out"
+            )
+
+    def _check_wires(self) -> None:
+        link_delays(self.delay, 1)
+        for link in self.links:
+            if link is not None:
+                link_speeds(link, 1)
+            elif self.delay:
+                raise BadInput(
+                    f"--delay {self.delay:g} would go unused beside --loopback, where nothing is shaped: "
+                    f"leave one of the two out"
+                )
+
     @property
     def compute(self) -> str:
         return "real" if self.step_seconds is None else f"emulated, {self.step_seconds:g} s a step"
@@ -101,6 +128,10 @@ class Contest:
 
     def load_task(self) -> Task:
         return load_task(self.task, data=self.data, model=self.model, learning_rate=self.learning_rate, seed=self.seed)
+
+    def shard(self, task: Task, workers: int) -> Shard:
+        """Of the first of so many."""
+        return Shard(samples=len(task.train), rank=0, workers=workers, batch=self.batch or task.batch, seed=self.seed)
 
     def entries(self) -> Iterator["Entry"]:
         """All laps, in the order in which they are run."""
@@ -140,6 +171,8 @@ def run_contest(
     task = contest.load_task()
     if contest.augment:
         check_images(task.train.inputs)
+    for workers in contest.workers:
+        contest.shard(task, workers)  # refused now if it does not fit
     outcomes: list[Outcome] = []
     alone: dict[tuple[str | None, int, int], float] = {}
     for entry in contest.entries():
@@ -155,9 +188,7 @@ def run_contest(
 def _run(
     contest: Contest, task: Task, entry: Entry, alone: float | None, watch: Callable[[Entry, float], None]
 ) -> Outcome:
-    layout = contest.layout(entry.workers)
-    batch = contest.batch or task.batch
-    shard = Shard(samples=len(task.train), rank=0, workers=layout.workers, batch=batch, seed=contest.seed)
+    layout, shard = contest.layout(entry.workers), contest.shard(task, entry.workers)
     config = Config(
         contestant=entry.strategy,
         folder="",
@@ -167,7 +198,7 @@ def _run(
         model=contest.model,
         data=None if contest.data is None else str(contest.data),
         learning_rate=contest.learning_rate,
-        batch=batch,
+        batch=shard.batch,
         seed=contest.seed + entry.repeat,
         step_seconds=contest.step_seconds,
         slower={str(rank): factor for rank, factor in contest.slower},
@@ -182,7 +213,7 @@ def _run(
         with make_course(layout.nodes, entry.link, delay=contest.delay) as course:
             lap = run_lap(course, config, watch=lambda seconds: watch(entry, seconds))
             measures = measure(
-                lap, samples_per_step=batch, target_accuracy=contest.target_accuracy, link=course.bytes_per_second
+                lap, samples_per_step=shard.batch, target_accuracy=contest.target_accuracy, link=course.bytes_per_second
             )
     except LapFailed as failure:
         return Outcome(entry, None, None, None, str(failure))
