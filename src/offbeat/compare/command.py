@@ -18,9 +18,10 @@ from ..report.json_file import check_json, write_json
 from ..report.outputs import replacing
 from ..report.status import to_json
 from ..sim.command import parse_stragglers
-from .contest import Contest, Entry, Outcome, as_record, run_contest
+from .contest import Contest, Outcome, as_record, run_contest
 from .mps import sharing
 from .outputs import NO_PLOTLY, write_outputs
+from .progress import RaceProgress
 from .table import print_outcomes, rows_of
 
 LINK = "100mbit"
@@ -64,25 +65,19 @@ def compare(
     if json_file is not None:
         check_json(json_file)
     console, began = Console(stderr=True, emoji=False, markup=False), time.time()
-    laps, done = sum(1 for _ in contest.entries()), 0
+    progress = RaceProgress(sum(1 for _ in contest.entries()), console, quiet=quiet)
     finished: list[Outcome] = []
 
-    def watch(entry: Entry, seconds: float) -> None:
-        if console.is_terminal and not quiet:
-            console.print(f"lap {done + 1} of {laps}: {entry}, {seconds:.0f} s", end="\r", highlight=False)
-
     def ended(outcome: Outcome) -> None:
-        nonlocal done
-        done += 1
         finished.append(outcome)
         if out is not None:  # what is measured so far is kept, whatever comes
             with replacing(out / "compare.json") as path:
                 path.write_text(to_json(record_of(contest, finished, began), indent=1), encoding="utf-8")
-        if not quiet:
-            console.print(f"lap {done} of {laps}: {line_of(outcome)}", highlight=False)
+        progress.end_lap(line_of(outcome))
 
     try:
-        run_contest(contest, watch=watch, ended=ended)
+        with progress:
+            run_contest(contest, watch=progress.update, ended=ended)
         if not quiet:
             print_outcomes(console, contest, rows_of(finished))
         if json_file is not None:

@@ -20,7 +20,7 @@ from ..train.task import Task
 from ..train.tasks import load_task
 from .contestant import find_contestant
 from .course import make_course
-from .lap import Lap, LapFailed, run_lap
+from .lap import Lap, LapFailed, Underway, run_lap
 from .measures import Measures, measure
 from .worker import LIMIT_SECONDS, Config
 
@@ -166,7 +166,7 @@ class Outcome:
 
 
 def run_contest(
-    contest: Contest, *, watch: Callable[[Entry, float], None], ended: Callable[[Outcome], None]
+    contest: Contest, *, watch: Callable[[Entry, Underway], None], ended: Callable[[Outcome], None]
 ) -> list[Outcome]:
     task = contest.load_task()
     if contest.augment:
@@ -186,7 +186,7 @@ def run_contest(
 
 
 def _run(
-    contest: Contest, task: Task, entry: Entry, alone: float | None, watch: Callable[[Entry, float], None]
+    contest: Contest, task: Task, entry: Entry, alone: float | None, watch: Callable[[Entry, Underway], None]
 ) -> Outcome:
     layout, shard = contest.layout(entry.workers), contest.shard(task, entry.workers)
     config = Config(
@@ -211,7 +211,7 @@ def _run(
     )
     try:
         with make_course(layout.nodes, entry.link, delay=contest.delay) as course:
-            lap = run_lap(course, config, watch=lambda seconds: watch(entry, seconds))
+            lap = run_lap(course, config, watch=lambda underway: watch(entry, underway))
             measures = measure(
                 lap, samples_per_step=shard.batch, target_accuracy=contest.target_accuracy, link=course.bytes_per_second
             )

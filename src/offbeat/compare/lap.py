@@ -14,6 +14,7 @@ from ..errors import OffbeatError
 from ..train.tasks import load_task
 from .course import PYTHON, Course
 from .mps import mps
+from .odometer import new_odometer
 from .snapshots import Point, curve
 from .worker import Config, Report
 
@@ -21,7 +22,17 @@ SAMPLE_SECONDS = 0.2  # between two looks at the wire
 STORY_LINES = 3  # of a worker's last words, where it fails
 RAM = Path("/dev/shm")  # snapshots must not wait for a disk
 
-Watch = Callable[[float], None]  # told now and then how many seconds the lap is old
+
+@dataclass(frozen=True)
+class Underway:
+    """A lap that is being run."""
+
+    seconds: float  # since its workers were started
+    made: float  # steps, mean over workers
+    steps: int  # to make
+
+
+Watch = Callable[[Underway], None]  # told now and then
 
 
 class LapFailed(OffbeatError):
@@ -41,12 +52,15 @@ def run_lap(course: Course, config: Config, *, watch: Watch = lambda _: None) ->
     with tempfile.TemporaryDirectory(prefix="offbeat-lap-", dir=RAM if RAM.is_dir() else None) as name:
         folder = Path(name)
         (folder / "snapshots").mkdir()
+        made = new_odometer(folder, len(config.node_of))
         config = replace(config, folder=name)
         config.write(folder / "config.json")
         began = time.monotonic()
         with mps(config.device) as env:
             processes = _start(course, config, folder, env)
-            sent = _wait(course, config, processes, watch)
+            sent = _wait(
+                course, config, processes, lambda seconds: watch(Underway(seconds, float(made.mean()), config.steps))
+            )
         reports = [_read_report(folder, rank) for rank in range(len(config.node_of))]
         points = []
         if config.snapshots:
@@ -81,7 +95,7 @@ def _start(course: Course, config: Config, folder: Path, more: Mapping[str, str]
 
 
 def _wait(
-    course: Course, config: Config, processes: list[subprocess.Popen[Any]], watch: Watch
+    course: Course, config: Config, processes: list[subprocess.Popen[Any]], tell: Callable[[float], None]
 ) -> list[tuple[float, list[int]]]:
     """Look at the wire until all are done. One that fails, or a lap that takes too long, ends them all."""
     began, sent, folder, limit = time.monotonic(), [], Path(config.folder), config.limit_seconds
@@ -93,7 +107,7 @@ def _wait(
             if time.monotonic() > began + limit:
                 raise LapFailed(f"it was not done after {limit:g} s (--limit-seconds): {_story(folder, 0)}")
             sent.append((time.monotonic(), [course.bytes_sent(node) for node in range(course.nodes)]))
-            watch(time.monotonic() - began)
+            tell(time.monotonic() - began)
             time.sleep(SAMPLE_SECONDS)
     finally:
         for process in processes:

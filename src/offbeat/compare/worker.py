@@ -32,6 +32,7 @@ from ..train.shards import Shard
 from ..train.tasks import load_task
 from .contestant import Setup, find_contestant
 from .cpu import cpu_seconds
+from .odometer import odometer
 from .snapshots import Album
 
 LIMIT_SECONDS = 3600.0
@@ -178,6 +179,7 @@ def work(config: Config, rank: int) -> Report:
     every = max(1, config.steps // config.snapshots) if config.snapshots else config.steps + 1
     ends: list[float] = []
     losses: list[torch.Tensor] = []
+    made = odometer(Path(config.folder))
     album = Album(folder, rank, layout.workers)
     with find_contestant(config.contestant)(model, optimizer, setup) as (module, stepper):
         attachment = setup.attachment[0] if setup.attachment else None
@@ -198,6 +200,7 @@ def work(config: Config, rank: int) -> Report:
             stepper.step()
             losses.append(loss.detach())
             ends.append(time.monotonic())
+            made[rank] = step
             if step % every == 0:
                 album.take(model, seconds=ends[-1] - began, step=step, instead=handed_in(setup))
         cpu = cpu_seconds() - cpu
