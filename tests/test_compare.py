@@ -43,6 +43,7 @@ from offbeat.train.task import Task
 from offbeat.train.tasks import load_task
 
 RIVAL = """
+import time
 from contextlib import contextmanager
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,6 +54,14 @@ def train(model, optimizer, setup):
 @contextmanager
 def broken(model, optimizer, setup):
     raise RuntimeError("no such luck")
+    yield
+
+@contextmanager
+def leaves(model, optimizer, setup):
+    if setup.rank == 1:
+        print("had enough")
+        raise SystemExit(0)
+    time.sleep(100)
     yield
 """
 
@@ -280,6 +289,17 @@ def test_contestants_on_loopback(tmp_path: Path) -> None:
     failure = found[broken].failure
     assert failure is not None
     assert "no such luck" in failure, "a rival that cannot run is listed with the reason"
+
+
+@pytest.mark.timeout(90)
+def test_a_worker_that_leaves_in_good_order_without_a_report_is_listed_and_the_race_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "rival.py").write_text(RIVAL)
+    leaves, stays = f"{tmp_path}/rival.py:leaves", f"{tmp_path}/rival.py:train"
+    contest = Contest(strategies=(leaves, stays), links=(None,), workers=(2,), steps=5)
+    outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    assert [outcome.failure for outcome in outcomes] == [
+        None, "worker 1 ended with status 0 before its report: had enough", None
+    ]  # fmt: skip
 
 
 @pytest.mark.timeout(120)

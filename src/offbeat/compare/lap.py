@@ -101,9 +101,7 @@ def _wait(
     began, sent, folder, limit = time.monotonic(), [], Path(config.folder), config.limit_seconds
     try:
         while any(process.poll() is None for process in processes):
-            for rank, process in enumerate(processes):
-                if process.poll() not in (None, 0):
-                    raise LapFailed(f"worker {rank} ended with status {process.returncode}: {_story(folder, rank)}")
+            _check_ended(processes, folder)
             if time.monotonic() > began + limit:
                 raise LapFailed(f"it was not done after {limit:g} s (--limit-seconds): {_story(folder, 0)}")
             sent.append((time.monotonic(), [course.bytes_sent(node) for node in range(course.nodes)]))
@@ -114,10 +112,18 @@ def _wait(
             if process.poll() is None:
                 process.kill()
             process.wait()
-    for rank, process in enumerate(processes):
-        if process.returncode:
-            raise LapFailed(f"worker {rank} ended with status {process.returncode}: {_story(folder, rank)}")
+    _check_ended(processes, folder)
     return sent
+
+
+def _check_ended(processes: list[subprocess.Popen[Any]], folder: Path) -> None:
+    """Whoever has ended must have done so in good order, and have left its report."""
+    for rank, process in enumerate(processes):
+        status = process.poll()
+        if status:
+            raise LapFailed(f"worker {rank} ended with status {status}: {_story(folder, rank)}")
+        if status == 0 and not (folder / f"{rank}.json").exists():
+            raise LapFailed(f"worker {rank} ended with status 0 before its report: {_story(folder, rank)}")
 
 
 def _read_report(folder: Path, rank: int) -> Report:
