@@ -75,7 +75,7 @@ def report(rank: int, began: float, seconds: float, steps: int) -> Report:
 
 def lap(sent: list[tuple[float, list[int]]] | None = None, points: list[Point] | None = None) -> Lap:
     config = Config(contestant="none", folder="", task="digits", node_of=(0, 1), steps=20)
-    return Lap(config, [report(0, 100.0, 0.1, 20), report(1, 100.0, 0.2, 20)], sent or [], points or [], 9.0)
+    return Lap(config, [report(0, 100.0, 0.1, 20), report(1, 100.0, 0.2, 20)], sent or [], points or [])
 
 
 def test_throughput_is_the_mean_of_the_workers_without_the_first_steps() -> None:

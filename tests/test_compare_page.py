@@ -96,7 +96,7 @@ def outcome(contest: Contest, entry: Entry, alone: float | None) -> Outcome:
     )  # fmt: skip
     moved = 10_000 * list(WAITS).index(entry.strategy)
     sent = [(999.0 + k, [moved * k] * layout.nodes) for k in range(10)]
-    lap = Lap(config, reports, sent, curve, 9.0)
+    lap = Lap(config, reports, sent, curve)
     link = [12_500.0 * 8] * layout.nodes if entry.link else []
     found = measure(lap, samples_per_step=8, target_accuracy=contest.target_accuracy, link=link)
     return Outcome(entry, lap, found, found.steps_per_second / alone if alone else 1.0)

@@ -45,7 +45,6 @@ class Lap:
     reports: list[Report]  # by rank
     sent: list[tuple[float, list[int]]]  # moments, and what each node had sent by then
     curve: list[Point]
-    seconds: float  # of all, with the start of the processes
 
 
 def run_lap(course: Course, config: Config, *, watch: Watch = lambda _: None) -> Lap:
@@ -55,7 +54,6 @@ def run_lap(course: Course, config: Config, *, watch: Watch = lambda _: None) ->
         made = new_odometer(folder, len(config.node_of))
         config = replace(config, folder=name)
         config.write(folder / "config.json")
-        began = time.monotonic()
         with mps(config.device) as env:
             processes = _start(course, config, folder, env)
             sent = _wait(
@@ -69,7 +67,7 @@ def run_lap(course: Course, config: Config, *, watch: Watch = lambda _: None) ->
             )
             model = task.model().to(config.device)
             points = curve(folder / "snapshots", task, model, len(config.node_of))
-        return Lap(config, reports, sent, points, time.monotonic() - began)
+        return Lap(config, reports, sent, points)
 
 
 def _start(course: Course, config: Config, folder: Path, more: Mapping[str, str]) -> list[subprocess.Popen[Any]]:

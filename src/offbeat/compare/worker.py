@@ -82,7 +82,6 @@ class Report:
     ended_at: float  # with the final average
     cpu_seconds: float  # user and system, of this process and those it started, while it trained
     waiting_share: float | None = None  # of the time of its steps; None: a rival does not tell
-    bytes_sent: int | None = None
     strategy: dict[str, float] = field(default_factory=dict)  # what it reports of itself
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -217,7 +216,6 @@ def work(config: Config, rank: int) -> Report:
         ended_at=ended,
         cpu_seconds=cpu,
         waiting_share=None if waited is None else min(1.0, waited / (ends[-1] - began)),
-        bytes_sent=None if attachment is None else attachment.trace.bytes_sent,
         strategy={} if attachment is None else attachment.strategy.report(),
         events=[] if attachment is None else [event.as_dict() for event in last_events(attachment.trace.events)],
     )
