@@ -15,6 +15,7 @@ weighted by time, <= 12 %. Exits with 1 if they are not met.
 
 import argparse
 import json
+import math
 import random
 import statistics
 import warnings
@@ -132,7 +133,7 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, p
         visiting = partial(visits_afresh, references=references(), turns=TURNS, patience_seconds=patience)
     orders = [random.Random(number).sample(order, len(order)) for number in range(rounds)]
     found: dict[tuple[str, int], list[Visit]] = defaultdict(list)
-    for (subject, batch), visit in visiting((cases[key][0], key[1]) for each in orders for key in each):
+    for (subject, batch), visit in visiting(((cases[key][0], key[1]) for each in orders for key in each), math.inf):
         found[subject.name, batch].append(visit)
     for key, (subject, row) in cases.items():
         quiet = [visit for visit in found[key] if visit.quiet]

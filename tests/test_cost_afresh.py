@@ -1,10 +1,14 @@
 """Visits on a CPU, each few of them in a process of their own."""
 
 import os
+import pickle
 import signal
+import time
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +16,11 @@ from torch import nn
 
 from offbeat.cost import afresh
 from offbeat.cost.afresh import visits_afresh
+from offbeat.cost.random_layers import random_layers
+from offbeat.cost.random_models import random_models
 from offbeat.cost.subject import Case, Subject
 from offbeat.cost.visits import Visit
-from offbeat.cost.zoo import learned_from, references
+from offbeat.cost.zoo import held_out, learned_from, references
 from offbeat.errors import OffbeatError
 
 pytestmark = pytest.mark.timeout(90)
@@ -66,15 +72,14 @@ def test_a_visit_in_another_process_finds_the_operations_of_the_trace() -> None:
 
 def test_what_a_gauge_has_seen_goes_on_in_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(afresh, "VISITS", 1)
-    seen = []
-    received = afresh._received
+    seen, all_of = [], afresh._all_of
 
-    def told(results: object) -> tuple[int, Visit, tuple[float, ...]]:
-        number, visit, looks = received(results)  # type: ignore[arg-type]
-        seen.append(tuple(looks))
-        return number, visit, tuple(looks)
+    def told(task: Any, context: Any) -> Any:
+        found, failure = all_of(task, context)
+        seen.append(found[-1][-1])
+        return found, failure
 
-    monkeypatch.setattr(afresh, "_received", told)
+    monkeypatch.setattr(afresh, "_all_of", told)
     visited([(plain(), 2), (plain(), 3)])
     first, second = seen
     assert second[: len(first)] == first
@@ -82,12 +87,14 @@ def test_what_a_gauge_has_seen_goes_on_in_the_next_process(monkeypatch: pytest.M
 
 
 def test_what_fails_in_the_process_is_told() -> None:
-    with pytest.raises(OffbeatError, match=r"a step failed: ValueError\('no such layer'\)"):
+    with pytest.raises(OffbeatError, match=r"steps of cnn cannot be measured: ValueError\('no such layer'\)"):
         visited([(replace(plain(), model=broken), 2)])
 
 
 def test_a_process_that_is_killed_is_told() -> None:
-    with pytest.raises(OffbeatError, match="ended in the middle: was there too little memory"):
+    with pytest.raises(
+        OffbeatError, match="cnn cannot be measured: the process that measured them ended in the middle"
+    ):
         visited([(replace(plain(), model=killed), 2)])
 
 
@@ -100,3 +107,31 @@ def test_no_process_is_left_where_visits_are_not_all_wanted(tmp_path: Path) -> N
     process = int((tmp_path / "notes").read_text().split()[0])
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+def test_what_is_begun_before_the_moment_is_finished_and_no_more() -> None:
+    found = list(AT_ONCE([(plain(), batch) for batch in (2, 3, 4)], time.monotonic() - 1))
+    assert [batch for (_subject, batch), _visit in found] == [2], "a process begins one at least"
+
+
+def test_what_was_found_before_a_failure_is_kept() -> None:
+    visits = AT_ONCE([(plain(), 2), (replace(plain(), name="other", model=broken), 2)])
+    ((subject, _batch), _visit) = next(visits)
+    assert subject.name == "cnn"
+    with pytest.raises(OffbeatError, match="steps of other cannot be measured"):
+        next(visits)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_all_that_a_calibration_visits_can_go_to_another_process(autocast: torch.dtype | None) -> None:
+    random = [
+        subject
+        for drawn in (random_models, random_layers)
+        for subject, _batch in islice(drawn(seed=0, platform="cpu", autocast=autocast), 3)
+    ]
+    for subject in (*learned_from("cpu", autocast), *held_out("cpu", autocast), *random):
+        again = pickle.loads(pickle.dumps(subject))
+        assert (again.name, again.autocast, again._traced) == (subject.name, autocast, {})
+        with torch.device("meta"):
+            ours, theirs = subject.model(), again.model()
+        assert [type(each) for each in theirs.modules()] == [type(each) for each in ours.modules()]

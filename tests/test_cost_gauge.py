@@ -45,23 +45,6 @@ def test_it_looks_often_before_it_tells(monkeypatch: pytest.MonkeyPatch) -> None
     assert clock.now == 2 * LOOKS
 
 
-def test_it_waits_until_the_cpu_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, pairs(*[1.0] * LOOKS, 1.5, 1.3, 1.02, 1.5))
-    gauge = Gauge(clock.step)
-    for _ in range(LOOKS):
-        gauge.look()
-    assert gauge.look_when_quiet(until=1e9) == pytest.approx(1.02)
-    assert clock.slept == 2
-
-
-def test_its_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, pairs(*[1.0] * LOOKS, 1.5, 1.3, 1.02))
-    gauge = Gauge(clock.step)
-    for _ in range(LOOKS):
-        gauge.look()
-    assert gauge.look_when_quiet(until=clock.now) == pytest.approx(1.5)
-
-
 def test_to_call_it_is_to_make_its_steps() -> None:
     made = []
     Gauge(lambda: made.append(time.monotonic()))()

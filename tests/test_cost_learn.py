@@ -15,9 +15,7 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.cost import Device, Kernel, TracedStep, trace
-from offbeat.cost.calibrate_steps import one_by_one
 from offbeat.cost.counts import bytes_of
-from offbeat.cost.cpu_step import visit
 from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.features import class_of
 from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
@@ -43,7 +41,7 @@ from offbeat.cost.roofline import op_seconds
 from offbeat.cost.subject import find_subject
 from offbeat.cost.trace import Platform
 from offbeat.cost.verdict import notes
-from offbeat.cost.zoo import held_out, learned_from, references
+from offbeat.cost.zoo import held_out, learned_from
 from offbeat.errors import BadInput
 from offbeat.sim.network import Link
 
@@ -315,8 +313,7 @@ def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
 
     def calibrated(minutes: float) -> DeviceProfile:
         how = Calibration(
-            platform="cpu", device=torch.device("cpu"), path=path, minutes=minutes, batches=(2,),
-            visiting=one_by_one(partial(visit, turns=1, patience_seconds=0.0), references()),
+            platform="cpu", device=torch.device("cpu"), path=path, minutes=minutes, batches=(2,)
         )  # fmt: skip
         return learned_profile(how, None, lambda what, _done, _all: seen.add(what))
 

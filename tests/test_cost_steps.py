@@ -4,7 +4,7 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import nn
 from offbeat.cost import trace
 from offbeat.cost.calibrate_steps import at_usual_speed, case_name, in_turns, one_by_one, visit_models
 from offbeat.cost.counts import read_bytes_of
-from offbeat.cost.cpu_step import MOST_PAIRS, MOST_TURNS, Timed, visit, visits_when_quiet
+from offbeat.cost.cpu_step import MOST_PAIRS, MOST_TURNS, Timed
 from offbeat.cost.gauge import Gauge
 from offbeat.cost.host import PhaseTiming, StepTiming, step_timing
 from offbeat.cost.kernel import Kernel, Ref, Spec
@@ -29,13 +29,20 @@ from offbeat.cost.reuse import CACHES, WARMEST, Touched, bulk, nearness, warmth
 from offbeat.cost.subject import Case, Subject, find_subject
 from offbeat.cost.trace import Platform
 from offbeat.cost.visits import CallTimes, Visit
+from offbeat.cost.when_quiet import visits_when_quiet
 from offbeat.cost.zoo import learned_from, references
 from offbeat.errors import OffbeatError
 
 CPU = torch.device("cpu")
 NEAREST, FURTHER = CACHES["cpu"].near, CACHES["cpu"].far
-ONCE = partial(visit, turns=1, patience_seconds=0.0)
-ALONE, BESIDE = one_by_one(ONCE, []), one_by_one(ONCE, references()[:1])
+
+
+def visit(step: RealStep, gauge: Gauge, turns: int = 1, patience_seconds: float = 0.0) -> Visit:
+    ((_key, found),) = visits_when_quiet([(0, step)], gauge, turns=turns, patience_seconds=patience_seconds)
+    return found
+
+
+ALONE, BESIDE = one_by_one(visit, []), one_by_one(visit, references()[:1])
 
 
 def copy(nbytes: int) -> Kernel:
@@ -202,16 +209,17 @@ def test_the_longer_a_step_the_fewer_are_made(monkeypatch: pytest.MonkeyPatch, s
 @pytest.mark.parametrize(
     ("looks", "patience", "reference", "quiet"),
     [
-        ((1.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # one before and one after each turn
-        ((1.0, 5.0, 1.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # a turn that was disturbed is made again
-        ((5.0, 1.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # none begins before it is quiet
-        ((*[5.0, 5.0] * (2 * MOST_TURNS - 2), 3.0, 4.0, 4.0, 4.0), 0.0, 3.75, False),  # the quietest have to do
+        # the first look is before it is prepared; each turn begins with the look that ended the one before
+        ((9.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),
+        ((9.0, 1.0, 5.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # a turn that was disturbed is made again
+        ((9.0, 5.0, 1.0, 1.0, 1.0), 60.0, 1.0, True),  # none begins before it is quiet
+        ((9.0, *[5.0] * (2 * MOST_TURNS - 2), 4.0, 3.0, 4.0), 0.0, 3.5, False),  # the quietest have to do
     ],
 )
 def test_a_visit_is_made_of_quiet_turns(
     monkeypatch: pytest.MonkeyPatch, looks: tuple[float, ...], patience: float, reference: float, quiet: bool
 ) -> None:
-    monkeypatch.setattr("offbeat.cost.gauge.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("offbeat.cost.when_quiet.PAUSE_SECONDS", 0.0)
     step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
     found = visit(step, Told(*looks), turns=2, patience_seconds=patience)
     assert (found.reference_seconds, found.quiet) == (reference, quiet)
@@ -233,7 +241,7 @@ def test_steps_are_prepared_while_the_cpu_is_not_quiet(
         has_enough = True
 
         def __init__(self, step: str, *, turns: int) -> None:
-            self.step, self.since = step, time.perf_counter()
+            self.step, self.since = step, time.monotonic()
             done.append(f"prepare {step}")
 
         def take_turn(self, before: float, gauge: Gauge) -> float:
@@ -243,8 +251,8 @@ def test_steps_are_prepared_while_the_cpu_is_not_quiet(
         def visit(self) -> str:
             return self.step.upper()
 
-    monkeypatch.setattr("offbeat.cost.cpu_step.Prepared", Stub)
-    monkeypatch.setattr("offbeat.cost.cpu_step.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("offbeat.cost.when_quiet.Prepared", Stub)
+    monkeypatch.setattr("offbeat.cost.when_quiet.PAUSE_SECONDS", 0.0)
     steps: Any = [(each, each) for each in "abc"]
     looks = Told(5.0, 5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0)  # a is timed at the first 1.0, the others wait for the second
     found = list(visits_when_quiet(steps, looks, patience_seconds=patience))
@@ -325,8 +333,8 @@ def test_the_usual_speed_is_that_of_the_median_visit() -> None:
 
 
 def test_a_step_that_is_not_what_was_traced_is_refused(tmp_path: Path) -> None:
-    def other(step: RealStep, reference: Callable[[], None]) -> Visit:
-        found = ONCE(step, reference)
+    def other(step: RealStep, reference: Gauge) -> Visit:
+        found = visit(step, reference)
         return replace(found, kernels=found.kernels[::-1])
 
     case = next(learned_from("cpu")), 2
@@ -339,8 +347,8 @@ def test_a_few_steps_that_are_not_what_was_traced_are_left_out(tmp_path: Path) -
     subject = next(learned_from("cpu"))
     cases = [(subject, batch) for batch in range(1, 13)]
 
-    def once_other(step: RealStep, reference: Callable[[], None]) -> Visit:
-        found = ONCE(step, reference)
+    def once_other(step: RealStep, reference: Gauge) -> Visit:
+        found = visit(step, reference)
         return replace(found, kernels=found.kernels[::-1]) if step.samples == 3 else found
 
     found = visit_models(cases, tmp_path / "part", visiting=one_by_one(once_other, []))

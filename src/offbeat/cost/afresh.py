@@ -1,4 +1,4 @@
-"""afresh: visits on a CPU, each few of them in a process of their own.
+"""visits_afresh: visits on a CPU, each few of them in a process of their own.
 
 A process ages: where a hundred models were trained, the same step takes a tenth longer than in a new process, for what
 it reads and writes lies scattered over the memory by then. Who trains a model has a new process.
@@ -8,12 +8,14 @@ it reads and writes lies scattered over the memory by then. Who trains a model h
 Nothing else is done while a process of visits is at work: two cores share caches and memory.
 """
 
+import math
 import multiprocessing
 import pickle
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,68 +24,93 @@ import torch
 
 from ..errors import OffbeatError
 from ..malloc import keep_freed_memory
-from .cpu_step import PATIENCE_SECONDS, visits_when_quiet
 from .gauge import Gauge
 from .real_step import RealStep, one_after_the_other
 from .subject import Case
 from .visits import Visit
+from .when_quiet import PATIENCE_SECONDS, visits_when_quiet
 
 VISITS = 8  # of a process
-Found = tuple[int, Visit, Sequence[float]]  # the number of its case, and what the gauge has seen by then
 CPU = torch.device("cpu")
+
+Found = tuple[int, Visit, Sequence[float]]  # the number of its case, and what the gauge has seen by then
 
 
 def visits_afresh(
     cases: Iterable[Case],
+    until: float = math.inf,
     *,
     references: Sequence[Case],
     turns: int = 1,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Iterator[tuple[Case, Visit]]:
-    """In any order, all of them."""
+    """In any order; all of them, or those that were begun until then (of `time.monotonic`)."""
     source = iter(cases)
     looks: Sequence[float] = ()
     context = _context()
     while few := list(islice(source, VISITS)):
-        task = _Task(few, references, looks, turns, patience_seconds, torch.get_num_threads())
+        task = _Task(few, references, looks, turns, patience_seconds, until, torch.get_num_threads())
         found, failure = _all_of(task, context)  # before anything is done with them, which would disturb the others
         for number, visit, _looks in found:
             yield few[number], visit
         if failure is not None:
-            raise failure
+            left = [subject.name for number, (subject, _) in enumerate(few) if number not in {n for n, *_ in found}]
+            raise OffbeatError(f"steps of {', '.join(left)} cannot be measured: {failure}") from failure
+        if len(found) < len(few):
+            break
         looks = found[-1][-1]
 
 
-def _all_of(task: "_Task", context: Any) -> tuple[list[Found], OffbeatError | None]:
+@dataclass(frozen=True)
+class _Task:
+    """All that a process of visits needs."""
+
+    cases: Sequence[Case]
+    references: Sequence[Case]
+    looks: Sequence[float]  # of the gauge, so far
+    turns: int
+    patience_seconds: float
+    until: float
+    threads: int
+
+
+def _all_of(task: _Task, context: Any) -> tuple[list[Found], Exception | None]:
     """What was found, if need be until something failed."""
     found: list[Found] = []
     with _process(context, task) as results:
         try:
-            while len(found) < len(task.cases):
-                found.append(_received(results))
-        except OffbeatError as failure:
-            return found, failure
+            while (each := results.recv()) is not None:
+                if isinstance(each, Exception):
+                    return found, each
+                found.append(each)
+        except EOFError:
+            return found, OffbeatError("the process that measured them ended in the middle, perhaps for want of memory")
     return found, None
 
 
-class _Task:
-    """All that a process of visits needs, as it goes to it: without traces."""
+@contextmanager
+def _process(context: Any, task: _Task) -> Iterator[Connection]:
+    """What it sends; it is gone afterwards."""
+    results, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_visit_all, args=(pickle.dumps(task), theirs), daemon=True)
+    try:
+        process.start()
+        theirs.close()
+        yield results
+    finally:
+        results.close()
+        if process.pid is not None:
+            process.kill()
+            process.join()
 
-    def __init__(
-        self,
-        cases: Sequence[Case],
-        references: Sequence[Case],
-        looks: Sequence[float],
-        turns: int,
-        patience_seconds: float,
-        threads: int,
-    ) -> None:
-        self.cases, self.references = _bare(cases), _bare(references)
-        self.looks, self.turns, self.patience_seconds, self.threads = looks, turns, patience_seconds, threads
 
-
-def _bare(cases: Sequence[Case]) -> list[Case]:
-    return [(replace(subject, _traced={}), batch) for subject, batch in cases]
+def _context() -> Any:
+    """One that has torch ready but has not computed anything, where processes can be forked off it safely."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__])
+    return context
 
 
 def _visit_all(task: bytes, results: Connection) -> None:
@@ -93,8 +120,9 @@ def _visit_all(task: bytes, results: Connection) -> None:
         try:
             for found in _visits(pickle.loads(task)):  # of the parent
                 results.send(found)
+            results.send(None)
         except Exception as error:
-            results.send(error if isinstance(error, OffbeatError) else OffbeatError(f"a step failed: {error!r}"))
+            results.send(error if isinstance(error, OffbeatError) else OffbeatError(repr(error)))
 
 
 def _visits(task: _Task) -> Iterator[Found]:
@@ -102,40 +130,6 @@ def _visits(task: _Task) -> Iterator[Found]:
     keep_freed_memory()
     gauge = Gauge(one_after_the_other(task.references, CPU), task.looks)
     steps = ((number, RealStep(subject, batch, CPU)) for number, (subject, batch) in enumerate(task.cases))
-    for number, found in visits_when_quiet(steps, gauge, turns=task.turns, patience_seconds=task.patience_seconds):
+    visits = visits_when_quiet(steps, gauge, turns=task.turns, patience_seconds=task.patience_seconds, until=task.until)
+    for number, found in visits:
         yield number, found, gauge.looks
-
-
-def _received(results: Connection) -> Found:
-    try:
-        found = results.recv()
-    except EOFError:
-        raise OffbeatError("a process that measured steps ended in the middle: was there too little memory?") from None
-    if isinstance(found, OffbeatError):
-        raise found
-    number, visit, looks = found
-    return number, visit, looks
-
-
-def _context() -> Any:
-    """One that has torch ready but has not computed anything, where processes can be forked off it."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
-    return context
-
-
-@contextmanager
-def _process(context: Any, task: _Task) -> Iterator[Connection]:
-    """What it sends; it is gone afterwards."""
-    results, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_visit_all, args=(pickle.dumps(task), theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield results
-    finally:
-        results.close()
-        process.kill()
-        process.join()

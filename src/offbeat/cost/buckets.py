@@ -14,10 +14,10 @@ JUST_MADE, LONG_AGO = (PARTS, 0), (0, 0)
 
 def in_buckets(step: TracedStep) -> TracedStep:
     ops, own = list(_with_copies(step)), set(map(id, step.kernels))
-    if size := max((kernel.bulk for kernel in step.kernels), default=0):  # a CPU's
+    if bulk := max((kernel.bulk for kernel in step.kernels), default=0):  # a CPU's
         warm = warmth([op.kernel for op in ops], CACHES["cpu"])
         ops = [
-            op if id(op.kernel) in own else replace(op, kernel=replace(op.kernel, warm=its_code, bulk=size))
+            op if id(op.kernel) in own else replace(op, kernel=replace(op.kernel, warm=its_code, bulk=bulk))
             for op, its_code in zip(ops, warm, strict=True)
         ]
     return replace(step, ops=tuple(ops))

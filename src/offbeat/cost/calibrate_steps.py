@@ -27,7 +27,7 @@ MOST_UNLIKE = 0.1  # of the visits
 
 CPU = torch.device("cpu")
 Progress = Callable[[int, Case], None]  # (visited, the one just visited)
-Visiting = Callable[[Iterable[Case]], Iterator[tuple[Case, Visit]]]  # in any order
+Visiting = Callable[[Iterable[Case], float], Iterator[tuple[Case, Visit]]]  # in any order; until that moment
 
 
 def visit_models(
@@ -49,20 +49,20 @@ def visit_models(
         for subject, batch in itertools.takewhile(lambda _: time.monotonic() < end, cases)
         if not profile.knows(case_name(subject, batch)) and subject.at(batch).memory.peak <= most_bytes
     )
-    for number, ((subject, batch), found) in enumerate(visiting(new), 1):
-        name = case_name(subject, batch)
-        if _like(subject.at(batch), found):
-            _add(profile, name, subject.at(batch), found, subject.platform)
-        else:
-            profile.unlike.append(name)
-        if time.monotonic() - saved > SAVE_EVERY_SECONDS:
-            profile.save(path)
-            saved = time.monotonic()
-        if progress is not None:
-            progress(number, (subject, batch))
-        if time.monotonic() > end:  # some may still wait for a quiet moment
-            break
-    profile.save(path)
+    try:
+        for number, ((subject, batch), found) in enumerate(visiting(new, end), 1):
+            name = case_name(subject, batch)
+            if _like(subject.at(batch), found):
+                _add(profile, name, subject.at(batch), found, subject.platform)
+            else:
+                profile.unlike.append(name)
+            if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                profile.save(path)
+                saved = time.monotonic()
+            if progress is not None:
+                progress(number, (subject, batch))
+    finally:
+        profile.save(path)
     if len(profile.unlike) > MOST_UNLIKE * len(profile.steps):
         raise OffbeatError(
             f"{profile.unlike[0]}: a real step does not issue the operations of its trace, so they cannot be timed "
@@ -76,7 +76,7 @@ def one_by_one(
 ) -> Visiting:
     """Visits of one step after the other, in this process."""
 
-    def visits(cases: Iterable[Case]) -> Iterator[tuple[Case, Visit]]:
+    def visits(cases: Iterable[Case], _until: float) -> Iterator[tuple[Case, Visit]]:
         gauge = Gauge(one_after_the_other(references, device))
         return (((subject, batch), visit(RealStep(subject, batch, device), gauge)) for subject, batch in cases)
 

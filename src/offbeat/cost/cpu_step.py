@@ -1,27 +1,22 @@
-"""visit: how long a real step takes on a CPU, and each of its operations in place.
+"""Prepared: how long a real step takes on a CPU, and each of its operations in place.
 
-A shared CPU is not always as fast: its neighbours take cycles and bandwidth, for seconds or minutes. So a visit is made
-of turns, each between two looks at a gauge that tells how fast the CPU is, and waits for turns that are quiet. Where
-there are many steps to visit, the next ones are prepared meanwhile: that need not be quiet.
+A shared CPU is not always as fast: its neighbours take cycles and bandwidth, for seconds or minutes. So it is timed in
+turns, each between two looks at a gauge that tells how fast the CPU is; the quietest ones count.
 """
 
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from .gauge import PAUSE_SECONDS, Gauge, seconds_of
+from .gauge import Gauge, seconds_of
 from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
 TURN_SECONDS, MOST_PAIRS = 0.25, 3  # looks at the gauge take longer than a short step, which is repeated in a turn
 LONG_SECONDS = 0.4  # of a step: would take the time of many others, and outlast the quiet; the caches hold little of it
 MOST_TURNS = 4  # for each that is wanted: then the quietest have to do
-MOST_PREPARED, PATIENCE_SECONDS = 6, 20.0  # of steps that wait for a quiet CPU; after that it is theirs as it is
-
-Key = TypeVar("Key")
 
 
 class Timed(EachCall):  # type: ignore[no-untyped-call]
@@ -60,7 +55,7 @@ class Prepared:
         self._step, self._wanted = step, turns
         self._made: list[Turn] = []
         self._quiet = 0
-        self.since = time.perf_counter()
+        self.since = time.monotonic()
         step()  # makes the optimizer's state
         self._recorder = Calls(step.model)
         with self._recorder:
@@ -100,43 +95,6 @@ class Prepared:
             statistics.mean(looks),
             quiet=self._quiet >= self._wanted,
         )
-
-
-def visit(step: RealStep, gauge: Gauge, *, turns: int = 1, patience_seconds: float = PATIENCE_SECONDS) -> Visit:
-    """Of a single step."""
-    own, end = Prepared(step, turns=turns), time.perf_counter() + patience_seconds
-    while not own.has_enough:
-        own.take_turn(gauge.look_when_quiet(end), gauge)
-    return own.visit()
-
-
-def visits_when_quiet(
-    steps: Iterable[tuple[Key, RealStep]],
-    gauge: Gauge,
-    *,
-    turns: int = 1,
-    patience_seconds: float = PATIENCE_SECONDS,
-) -> Iterator[tuple[Key, Visit]]:
-    """Of many, each by its key; the next ones are prepared while the CPU is not quiet."""
-    source, waiting = iter(steps), deque[tuple[Key, Prepared]]()
-    some_left, before = True, gauge.look()
-    while some_left or waiting:
-        patient = bool(waiting) and time.perf_counter() - waiting[0][1].since < patience_seconds
-        if waiting and (gauge.is_quiet(before) or not patient):
-            key, own = waiting[0]
-            before = own.take_turn(before, gauge)
-            if own.has_enough:
-                waiting.popleft()
-                yield key, own.visit()
-            continue
-        if some_left and len(waiting) < MOST_PREPARED:
-            following = next(source, None)
-            some_left = following is not None
-            if following is not None:
-                waiting.append((following[0], Prepared(following[1], turns=turns)))
-        elif patient:
-            time.sleep(PAUSE_SECONDS)
-        before = gauge.look()
 
 
 def _turn(step: RealStep, before: float, pairs: int, *, warm: bool) -> Turn:

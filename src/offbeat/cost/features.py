@@ -14,7 +14,7 @@ NAMES = (
     "first", "nearest", "further", "warm", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
     "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2", "bulk",
 )  # fmt: skip
-EVEN, FILL, LAST = 4, 3, 1
+EVEN, FILL, OF_THE_STEP = 4, 3, 1
 LARGEST_BULK = 80  # a TB
 TILE, SLICE, THREADS = 128, 32, 512  # what a GPU computes at a time: of rows and columns, of a sum, of places
 
@@ -34,7 +34,7 @@ def features(kernel: Kernel) -> list[float]:
     ]  # fmt: skip
     dims = _DIMS.get(kernel.kind, _nothing)(kernel)
     even, fill = _EVEN.get(kernel.kind, _nothing)(kernel), _FILL.get(kernel.kind, _nothing)(kernel)
-    dims = _long(dims, len(NAMES) - len(common) - EVEN - FILL - LAST)
+    dims = _long(dims, len(NAMES) - len(common) - EVEN - FILL - OF_THE_STEP)
     return [*common, *dims, *_long(even, EVEN), *_long(fill, FILL), kernel.bulk / LARGEST_BULK]
 
 

@@ -47,12 +47,6 @@ class Gauge:
         """Whether a look of so many seconds was undisturbed."""
         return seconds <= NEAR * self.least
 
-    def look_when_quiet(self, until: float) -> float:
-        """As soon as it is, or at `until` (of `time.perf_counter`)."""
-        while not self.is_quiet(seconds := self.look()) and time.perf_counter() < until:
-            time.sleep(PAUSE_SECONDS)
-        return seconds
-
 
 def seconds_of(call: Callable[[], None]) -> float:
     start = time.perf_counter()

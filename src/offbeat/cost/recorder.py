@@ -59,7 +59,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernels = [kernel for kernel, _phase, _path in self._calls]
         near, warm = nearness(kernels, self._touched, self._caches), warmth(kernels, self._caches)
         place = partial(replace, bulk=bulk(kernels, self._caches))
-        kernels = [place(kernel, near=a, warm=b) for kernel, a, b in zip(kernels, near, warm, strict=True)]
+        places = zip(kernels, near, warm, strict=True)
+        kernels = [place(kernel, near=its_reads, warm=its_code) for kernel, its_reads, its_code in places]
         return [
             Op(kernel, phase, path, tuple(self._completed.get(index, ())))
             for index, (kernel, (_kernel, phase, path)) in enumerate(zip(kernels, self._calls, strict=True))

@@ -37,6 +37,10 @@ class Subject:
     classes: int = 2  # integers of inputs and targets lie below
     _traced: dict[int, TracedStep] = field(default_factory=dict, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: traces are large, and can be made again."""
+        return {**self.__dict__, "_traced": {}}
+
     def at(self, batch: int) -> TracedStep:
         """The step with so many samples, traced once."""
         if batch < 1:
