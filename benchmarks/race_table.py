@@ -32,6 +32,11 @@ TO_ACCURACY = (
     "narrow",
     "trail-at-the-rate",
 )  # races that differ in strategies and seeds alone
+AT_HALF_THE_RATE = ("half-rate", "half-rate-narrow", "trail")
+AT_A_THIRD = ("third-of-the-rate", "trail-third", "trail-more")
+SEEDS = (0, 1, 2)  # that LASGD and DiLoCo have at all rates
+TARGETS = (0.82, 0.83, 0.84, 0.845, 0.85)
+HARDER = 0.85  # the highest that LASGD, DiLoCo, post-local SGD and ddp reach in most seeds; the race's own is 0.82
 PICTURE = ROOT / "docs" / "images" / "race.png"
 
 Run = dict[str, Any]
@@ -56,6 +61,11 @@ class Race:
     @property
     def strategies(self) -> list[str]:
         return list(dict.fromkeys(run["strategy"] for run in self.record["runs"]))
+
+    @property
+    def learning_rate(self) -> str:
+        words: list[str] = self.record["command"]
+        return words[words.index("--learning-rate") + 1]
 
     @property
     def caption(self) -> str:
@@ -84,34 +94,51 @@ def seconds_text(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def to_accuracy_table(races: Sequence[Race], *, only: Callable[[str], bool] = lambda _: True) -> list[str]:
-    """All seeds of all races, the fastest strategy first. "Faster" compares medians over the seeds that both have."""
+def to_accuracy_table(
+    races: Sequence[Race], *, harder: float | None = None, only: Callable[[str], bool] = lambda _: True
+) -> list[str]:
+    """All seeds of all races, the fastest strategy first; also to a harder target, if asked for. "Faster" compares
+    medians over the seeds that both have."""
     target = races[0].record["target_accuracy"]
-    runs = {strategy: own for strategy, own in newest_runs(races).items() if strategy != "none" and only(strategy)}
+    runs = {strategy: own for strategy, own in newest_runs(races).items() if only(strategy)}
     times = {strategy: {seed_of(run): seconds_of(run, target) for run in runs[strategy]} for strategy in runs}
-    rows = [
-        f"| strategy | seconds to {target:.0%}, each seed | faster than `ddp` | throughput | wire | final accuracy |",
-        "|---|---|---|---|---|---|",
-    ]
+    targets = [target] if harder is None else [target, harder]
+    heads = [f"seconds to {percent(each)}{', each seed' if each == target else ''}" for each in targets]
+    heads = ["strategy", *heads, "faster than `ddp`", "throughput", "wire", "final accuracy"]
+    rows = [as_row(heads), "|" + "---|" * len(heads)]
     ddp, ddp_ends = times.get("ddp", {}), ends_of(runs.get("ddp", []))
     for strategy in sorted(runs, key=lambda strategy: statistics.median(map(or_never, times[strategy].values()))):
         found = [run for run in runs[strategy] if run["failure"] is None]
         if not found:
             reason = " ".join(runs[strategy][0]["failure"].replace("|", "/").split())
-            rows.append(f"| {shown(strategy)} | could not run: {reason} | | | | |")
+            rows.append(f"| {shown(strategy)} | could not run: {reason} |" + " |" * (len(heads) - 2))
             continue
-        moments = ", ".join(
-            "failed" if run["failure"] is not None else "never" if seconds is None else seconds_text(seconds)
-            for run in runs[strategy]
-            for seconds in [times[strategy][seed_of(run)]]
-        )
-        rows.append(
-            f"| {shown(strategy)} | {moments} | {ratio(times[strategy], ddp, ddp_ends)} "
-            f"| {listed((run['throughput_share'] for run in found), '{:.2f}'.format)} "
-            f"| {listed((run['wire_utilisation'] for run in found), '{:.2f}'.format)} "
-            f"| {listed((run['accuracy'] for run in found), '{:.1%}'.format)} |"
-        )
+        cells = [
+            *(moments(runs[strategy], each) for each in targets),
+            ratio(times[strategy], ddp, ddp_ends),
+            listed((run["throughput_share"] for run in found), "{:.2f}".format),
+            listed((run["wire_utilisation"] for run in found), "{:.2f}".format),
+            listed((run["accuracy"] for run in found), "{:.1%}".format),
+        ]
+        rows.append(as_row([shown(strategy), *cells]))
     return rows
+
+
+def as_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g}%"
+
+
+def moments(runs: Sequence[Run], target: float) -> str:
+    """When each of them got there."""
+    return ", ".join("failed" if run["failure"] is not None else when(seconds_of(run, target)) for run in runs)
+
+
+def when(seconds: float | None) -> str:
+    return "never" if seconds is None or math.isinf(seconds) else seconds_text(seconds)
 
 
 def newest_runs(races: Sequence[Race]) -> dict[str, list[Run]]:
@@ -156,6 +183,63 @@ def ratio(own: Times, base: Times, base_ends: Mapping[int, float]) -> str:
     return f"more than {math.floor(tried / ours)}" if own is not base and tried > ours else "-"
 
 
+@dataclass(frozen=True)
+class Best:
+    """Of a family of settings, at all learning rates raced, the one whose median is the least."""
+
+    seconds: tuple[float, ...]  # of each of SEEDS; infinite: never
+    rate: str
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def __str__(self) -> str:
+        return f"{when(self.median)} ({self.rate})" if math.isfinite(self.median) else "never"
+
+    def over(self, other: "Best") -> str:
+        """How many times as long: in the median, and seed by seed."""
+        if not math.isfinite(self.median):
+            return "-"
+        each = (
+            f"{a / b:.2f}" if math.isfinite(a / b) else "-" for a, b in zip(self.seconds, other.seconds, strict=True)
+        )
+        return f"{self.median / other.median:.2f} ({', '.join(each)})"
+
+
+def best(races: Sequence[Race], target: float, family: Callable[[str], bool]) -> Best:
+    found = []
+    for rate in dict.fromkeys(race.learning_rate for race in races):
+        for strategy, runs in newest_runs([race for race in races if race.learning_rate == rate]).items():
+            times = {seed_of(run): or_never(seconds_of(run, target)) for run in runs}
+            if family(strategy) and times.keys() >= set(SEEDS):
+                found.append(Best(tuple(times[seed] for seed in SEEDS), rate))
+    return min(found, key=lambda each: each.median)
+
+
+def targets_table(races: Sequence[Race]) -> list[str]:
+    """The two fastest, and nobody's communication, from the race's target to one that few reach."""
+    heads = ["to", "`none`", "LASGD", "torchft diloco", "diloco by LASGD", "LASGD, trail", "diloco, trail", "ratio"]
+    rows = [as_row(heads), "|" + "---|" * len(heads)]
+    for target in TARGETS:
+        none = best(races, target, lambda strategy: strategy == "none")
+        cells = [percent(target), str(none)]
+        for trails in (False, True):
+            ours, theirs = (
+                best(
+                    races,
+                    target,
+                    lambda strategy, name=name, trails=trails: (
+                        name in strategy and (trails or "trail=" not in strategy)
+                    ),
+                )
+                for name in ("lasgd", "torchft_diloco")
+            )
+            cells += [str(ours), str(theirs), theirs.over(ours)]
+        rows.append(as_row(cells))
+    return rows
+
+
 def ceilings_table(races: Sequence[Race]) -> list[str]:
     rows = ["| link, machine | strategy | throughput, each repeat | wire, each repeat | CPU |", "|---|---|---|---|---|"]
     for race in races:
@@ -175,7 +259,7 @@ def ceilings_table(races: Sequence[Race]) -> list[str]:
 
 def draw(races: Sequence[Race], path: Path) -> None:
     """Accuracy against time, of the first seed."""
-    first = {strategy: runs[0] for strategy, runs in newest_runs(races).items() if strategy != "none"}
+    first = {strategy: runs[0] for strategy, runs in newest_runs(races).items()}
     chosen = [strategy for strategy, run in first.items() if seed_of(run) == 0 and run["failure"] is None]
     chosen.sort(key=lambda strategy: ".py:" in strategy)  # ours first
     figure = Figure(figsize=(9.0, 4.6), dpi=DPI, layout="constrained")
@@ -201,24 +285,23 @@ def draw(races: Sequence[Race], path: Path) -> None:
 def blocks() -> dict[str, list[str]]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     accuracy = _read(*TO_ACCURACY)
-    half_rate, third = (
-        _read("half-rate", "half-rate-narrow", "trail"),
-        _read("third-of-the-rate", "trail-third", "trail-more"),
-    )
+    half_rate, third = _read(*AT_HALF_THE_RATE), _read(*AT_A_THIRD)
     straggler = Race.read("straggler")
     gpu = _read("gpu", "gpu-best", "gpu-best-again", "gpu-parts", "gpu-ddp", "gpu-daso")
     gpu_rate = _read("gpu-rate", "gpu-rate-3", "gpu-rate-6")
     ceilings = _read("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
     found: dict[str, list[str]] = {}
     if accuracy:
-        found["race"] = [*to_accuracy_table(accuracy), "", captions(accuracy)]
-        found["race-short"] = [*to_accuracy_table(accuracy, only=has_all_seeds(accuracy))]
+        found["race"] = [*to_accuracy_table(accuracy, harder=HARDER), "", captions(accuracy)]
+        found["race-short"] = [*to_accuracy_table(accuracy, harder=HARDER, only=has_all_seeds(accuracy))]
     if half_rate:
-        found["race-half-rate"] = [*to_accuracy_table(half_rate), "", captions(half_rate)]
+        found["race-half-rate"] = [*to_accuracy_table(half_rate, harder=HARDER), "", captions(half_rate)]
     if third:
-        found["race-third"] = [*to_accuracy_table(third), "", captions(third)]
+        found["race-third"] = [*to_accuracy_table(third, harder=HARDER), "", captions(third)]
+    if accuracy and half_rate and third:
+        found["race-targets"] = targets_table([*accuracy, *half_rate, *third])
     if straggler is not None:
-        found["race-straggler"] = [*to_accuracy_table([straggler]), "", captions([straggler])]
+        found["race-straggler"] = [*to_accuracy_table([straggler], harder=HARDER), "", captions([straggler])]
     if gpu:
         found["race-gpu"] = [*to_accuracy_table(gpu), "", captions(gpu)]
     if gpu_rate:
@@ -234,7 +317,7 @@ def _read(*names: str) -> list[Race]:
 
 def has_all_seeds(races: Sequence[Race]) -> Callable[[str], bool]:
     """Those that were raced with as many seeds as any."""
-    seeds = {strategy: len(runs) for strategy, runs in newest_runs(races).items() if strategy != "none"}
+    seeds = {strategy: len(runs) for strategy, runs in newest_runs(races).items()}
     return lambda strategy: seeds[strategy] == max(seeds.values())
 
 

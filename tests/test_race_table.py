@@ -44,7 +44,7 @@ def record(seconds: dict[str, list[float | None]]) -> dict[str, Any]:
 def test_tables_and_results_agree(table: ModuleType) -> None:
     found = table.blocks()
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", ROOT / "docs" / "race.md")]
-    lower_rates = {"race-half-rate", "race-third"}
+    lower_rates = {"race-half-rate", "race-third", "race-targets"}
     others = {"race", "race-short", "race-gpu", "race-gpu-rate", "race-ceilings", "race-straggler"}
     assert others | lower_rates == found.keys()
     for name in found:
@@ -56,10 +56,36 @@ def test_tables_and_results_agree(table: ModuleType) -> None:
 def test_the_fastest_comes_first_and_every_seed_is_shown(table: ModuleType) -> None:
     race = table.Race("accuracy", record({"none": [1.0], "ddp": [100.0, 120.0], "lasgd": [10.0, None], "sgp": [30.0]}))
     rows = table.to_accuracy_table([race])[2:]
-    assert [row.split("|")[1].strip() for row in rows] == ["`sgp`", "`ddp`", "`lasgd`"]
-    assert "| 10.0, never | - |" in rows[2], "a median with one that never got there is none"
-    assert "| 30.0 | 3.3 | 0.50 | - | 90.0% |" in rows[0], "compared in the seed that both have"
-    assert "| 100, 120 | 1.0 |" in rows[1]
+    assert [row.split("|")[1].strip() for row in rows] == ["`none`", "`sgp`", "`ddp`", "`lasgd`"]
+    assert "| 10.0, never | - |" in rows[3], "a median with one that never got there is none"
+    assert "| 30.0 | 3.3 | 0.50 | - | 90.0% |" in rows[1], "compared in the seed that both have"
+    assert "| 100, 120 | 1.0 |" in rows[2]
+
+
+def test_who_needs_no_communication_is_in_the_table(table: ModuleType) -> None:
+    race = table.Race("accuracy", record({"none": [15.0], "lasgd": [10.0], "ddp": [None]}))
+    for rows in (table.to_accuracy_table([race]), table.to_accuracy_table([race], only=table.has_all_seeds([race]))):
+        assert any(row.startswith("| `none` | 15.0 |") for row in rows)
+
+
+def test_a_harder_target_has_a_column_of_its_own(table: ModuleType) -> None:
+    race = table.Race("accuracy", record({"lasgd": [10.0], "ddp": [100.0]}))
+    race.record["runs"][0]["curve"].append({"seconds": 20.0, "steps": 18, "accuracy": 0.9, "loss": 0.5})
+    head, _, lasgd, ddp = table.to_accuracy_table([race], harder=0.85)
+    assert head.startswith("| strategy | seconds to 80%, each seed | seconds to 85% | faster")
+    assert lasgd.startswith("| `lasgd` | 10.0 | 15.0 | 10.0 |"), "half way from 80 to 90"
+    assert ddp.startswith("| `ddp` | 100 | never | 1.0 |")
+
+
+def test_each_is_compared_at_its_best_rate(table: ModuleType) -> None:
+    low = record({"lasgd": [20.0, 10.0, 30.0], "lasgd:trail=0.1": [5.0, None, None], "none": [None, None, 9.0]})
+    high = record({"r/torchft_diloco.py:train": [40.0, 60.0, None], "lasgd": [21.0, 21.0, 21.0]})
+    for kept, rate in ((low, "0.1"), (high, "0.2")):
+        kept["command"] += ["--learning-rate", rate]
+    races = [table.Race("low", low), table.Race("high", high)]
+    table.TARGETS = (0.8,)
+    without = "20.0 (0.1) | 60.0 (0.2) | 3.00 (2.00, 6.00, -)"
+    assert table.targets_table(races)[2] == f"| 80% | never | {without} | {without} |", "a trail is no help there"
 
 
 def test_the_latest_run_of_a_seed_counts(table: ModuleType) -> None:
