@@ -1,9 +1,10 @@
 """Does an emulated network leave anything behind? Up, kill -9, up again, so many times.
 
 Every cycle is a process that brings up a cluster whose workers listen on fixed ports and have children of their own,
-which nothing but the next run can end. After the next run no process, namespace, interface or port may be left.
+and that keeps a folder in memory, as a lap does: nothing but the next run can end and remove them. After the next run
+no process, namespace, interface, port or folder may be left.
 
-    python benchmarks/leaks.py [--cycles 50]
+    python benchmarks/leaks.py [--cycles 50] [--json FILE]     (as root)
 """
 
 import argparse
@@ -15,13 +16,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from kept import keep
+
 from offbeat.emulate import Cluster
+from offbeat.emulate.strays import folder_of_run, folders, owner_lives
 
 PORT = 5000
 READY_SECONDS = 30.0
@@ -37,14 +41,16 @@ time.sleep(600)
 
 @dataclass(frozen=True)
 class Held:
-    """What a run holds: namespaces by their number, processes by their ids."""
+    """What a run holds: namespaces by their number, processes by their ids, folders by their names."""
 
     namespaces: frozenset[int]
     processes: frozenset[int]
+    folders: frozenset[str] = frozenset()
 
     def left(self) -> list[str]:
         """What of it is still there."""
         pids = [f"process {pid}" for pid in sorted(self.processes) if is_running(pid)]
+        pids += [f"folder {name}" for name in sorted(self.folders) if Path(name).exists()]
         return pids + [f"namespace {number}" for number in sorted(self.namespaces & set(namespaces_in_use()))]
 
     def left_at_last(self) -> list[str]:
@@ -91,16 +97,20 @@ def hold(nodes: int = 2, delay: float = 0.0) -> tuple[Cluster, Held]:
 def victim(report: Connection, delay: float, ending: str) -> None:
     """Tells what it holds, then ends as asked, or waits to be ended."""
     cluster, held = hold(delay=delay)
+    folder = folder_of_run("lap", in_ram=True)
+    (Path(folder.name) / "snapshots").mkdir()
     try:
-        report.send(held)
+        report.send(replace(held, folders=frozenset([folder.name])))
         if ending == "wait":
             while True:
                 time.sleep(60)
         if ending == "exception":
             raise RuntimeError("on purpose")
     except BaseException:
+        folder.cleanup()
         cluster.__exit__(*sys.exc_info())
         raise
+    folder.cleanup()
     cluster.__exit__(None, None, None)
 
 
@@ -136,23 +146,29 @@ def kill_and_start_again(delay: float = 0.0) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=50, help="how often (default: 50)")
+    parser.add_argument("--json", type=Path, help="keep the cycles, with machine, versions and verdict, here")
     options = parser.parse_args()
     if options.cycles < 1:
         parser.error(f"--cycles {options.cycles} must be at least 1")
-    began = time.monotonic()
-    before = set(namespaces_in_use())
-    failures = 0
+    began, before = time.time(), set(namespaces_in_use())
+    runs = []
     for cycle in range(options.cycles):
+        since = time.monotonic()
         delay = 0.001 if cycle % 2 else 0.0  # TAPs and their forwarders every other time
-        if left := kill_and_start_again(delay):
-            failures += 1
+        left = kill_and_start_again(delay)
+        runs.append({"cycle": cycle, "delay": delay, "left": left, "seconds": time.monotonic() - since})
+        if left:
             print(f"cycle {cycle}: left behind {', '.join(left)}")
+    failures = sum(1 for run in runs if run["left"])
     more = len(set(namespaces_in_use()) - before)
-    took = (time.monotonic() - began) / options.cycles
-    print(f"{options.cycles} cycles of up, kill -9, up again, {took:.2f} s each")
-    print(f"left something behind: {failures}; network namespaces more than before: {more}")
-    held = not failures and not more
+    ownerless = sum(1 for _, name in folders() if not owner_lives(name))
+    print(f"{options.cycles} cycles of up, kill -9, up again, {(time.time() - began) / options.cycles:.2f} s each")
+    print(f"left something behind: {failures}; network namespaces more than before: {more}; "
+          f"folders without an owner: {ownerless}")  # fmt: skip
+    held = not failures and not more and not ownerless
     print(f"nothing is left behind: {'held' if held else 'NOT held'}")
+    if options.json is not None:
+        keep(options.json, began=began, held=held, runs=runs, namespaces_more=more, folders_without_owner=ownerless)
     sys.exit(0 if held else 1)
 
 

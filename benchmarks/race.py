@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kept import commit
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RIVALS = "benchmarks/rivals"
@@ -119,17 +121,11 @@ def main() -> None:
 
 
 def run_to_the_end(words: list[str]) -> int:
-    """SIGTERM is passed on and waited for, so that what was measured by then is kept."""
-    race = subprocess.Popen(words, cwd=ROOT)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: race.terminate())
+    """Ctrl-C and its like are passed on and waited for, so that what was measured by then is kept."""
+    race = subprocess.Popen(words, cwd=ROOT, start_new_session=True)  # so that it hears of Ctrl-C once, from here
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: race.send_signal(number))
     return race.wait()
-
-
-def commit() -> str | None:
-    """Of the sources that ran; None where they are no clone."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None if found.returncode == 0 else None
 
 
 if __name__ == "__main__":

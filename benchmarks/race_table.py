@@ -20,6 +20,7 @@ from matplotlib.ticker import PercentFormatter
 from offbeat.compare.looks import PALETTE, colours_of
 from offbeat.compare.measures import seconds_to
 from offbeat.compare.snapshots import Point
+from offbeat.lists import split_specs
 from offbeat.report.summary import DPI, style_axes
 
 ROOT = Path(__file__).parent.parent
@@ -68,11 +69,20 @@ class Race:
         return words[words.index("--learning-rate") + 1]
 
     @property
+    def laps(self) -> int:
+        """That its command asks for, those without communication included."""
+        words: list[str] = self.record["command"]
+        repeats = int(words[words.index("--repeats") + 1]) if "--repeats" in words else 1
+        return repeats * (1 + len(split_specs(words[words.index("--strategies") + 1])))
+
+    @property
     def caption(self) -> str:
         machine, versions = self.record["machine"], self.record["versions"]
         gpu = f", one {machine['gpu']}" if machine["gpu"] else ""
         gpu += " shared by MPS" if machine.get("gpu_shared_by") == "MPS" else ""
         where = f"{machine['cpus']} cores{gpu}, torch {versions['torch']}, {self.record['date'][:10]}"
+        own, laps = len(self.record["runs"]), self.laps
+        where += f"; {own} of its {laps} laps, without {self.record['left_out']}" if own != laps else ""
         return f"`python benchmarks/race.py {self.name}` ({where}; compute {self.record['compute']})"
 
 

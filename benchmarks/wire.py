@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept import keep
 from swap import bare, ours
 
 from offbeat.emulate import Cluster
@@ -138,23 +139,24 @@ def main() -> None:
     parser.add_argument("--links", default="100mbit,1gbit", help="speeds, separated by commas")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long a buffer should take at that speed")
     parser.add_argument("--repeats", type=int, default=7, help="rounds that count, after one that does not")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="keep the figures, with machine, versions and verdict, here")
     options = parser.parse_args()
     if not 0 < options.seconds <= 60 or options.repeats < 1:
         parser.error(
             f"--seconds {options.seconds:g} and --repeats {options.repeats} must be positive, at most a minute"
         )
     print(f"{os.cpu_count()} cores, {os.getloadavg()[0]:.1f} processes wanted one in the last minute")
-    results = []
+    began, results = time.time(), []
     for link in options.links.split(","):
         try:
             results.append(measure(link, options.seconds, options.repeats))
         except BadInput as error:
             parser.error(str(error))
         tell(results[-1])
+    held = all(each["held"] for each in results)
     if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
-    sys.exit(0 if all(each["held"] for each in results) else 1)
+        keep(options.json, began=began, held=held, runs=results, target=TARGET)
+    sys.exit(0 if held else 1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 from test_cli import FOREVER, GONE_SECONDS, TORCHRUN, running
 
 from offbeat import cli
@@ -163,11 +164,34 @@ COMPARE = [
     ("--straggler 4:2", r"--straggler 4:2 .* below 4"),
     ("--seed -1 --loopback", r"seed -1 at least 0"),
 ]
+DDP = f"{ROOT}/benchmarks/rivals/torch_ddp.py:train"
+OWN_RIVAL = f"""
+from runpy import run_path
+rival = run_path({str(ROOT / "benchmarks" / "rivals" / "rival.py")!r})["rival"]
+
+@rival
+def train(model, optimizer, setup, *, every=16):
+    yield model, optimizer
+"""
+RIVALS = [
+    ("nowhere.py:train", r"nowhere.py is not there: name a rival's file and its function"),
+    ("own.py:nothing", r"own.py has no function nothing: choose among .*good"),
+    ("own.py:good", r"good does not fit: a rival is a function of \(model, optimizer, setup\)"),
+    ("own.py:good:every=3", r"own.py:good:every=3 does not fit: good\(\) got an unexpected keyword argument 'every'"),
+    ("no_python.py:train", r"no_python.py is no Python \(.*line 1\)\): correct that file"),
+    (f"{DDP}:hok=fp16", r"there is no setting 'hok': choose among hook, trail"),
+    (f"{DDP}:hook=fp17", r"there is no hook 'fp17': choose among none, fp16, bf16"),
+    (f"{DDP}:fp16", r"settings are written name=value, and 'fp16' is not"),
+    (f"{DDP}:trail=2", r"trail=2.0 does not fit"),
+    (f"{DDP}:trail=long", r"trail=long must be a number, such as 0.0"),
+    ("rival.py:train:every=abc", r"every=abc must be a whole number, such as 16"),
+]
 CASES = [
     *((f"{command} {flags}", words) for flags, words in BOTH for command in ("train", "simulate")),
     *((f"train {flags}", words) for flags, words in TRAIN),
     *((f"simulate {flags}", words) for flags, words in SIMULATE),
     *((f"compare {flags}", words) for flags, words in COMPARE),
+    *((f"compare --loopback --strategies {spec}", words) for spec, words in RIVALS),
     ("trian", r"'trian'.*'train'"),
     ("bogus", r"'bogus'\. Choose among train, simulate"),
     ("train --augment", r"'--augment'\. It is an option of: compare\."),
@@ -183,6 +207,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "own.py").write_text(OWN_TASKS)
+    (tmp_path / "rival.py").write_text(OWN_RIVAL)
+    (tmp_path / "no_python.py").write_text("def train(:")
     (tmp_path / "short").mkdir()
     for name in ("train-images", "t10k-images"):
         (tmp_path / "short" / f"{name}-idx3-ubyte").write_bytes(bytes((0, 0, 8, 3)) + bytes(100))

@@ -310,7 +310,7 @@ def test_the_example_of_the_docs_runs(capfd: pytest.CaptureFixture[str]) -> None
 def test_a_run_that_ends_leaves_nothing(ending: str, number: signal.Signals | None, status: int) -> None:
     process, held = leaks.start(delay=0.001, ending=ending)
     if number is not None:
-        assert len(held.left()) == 6  # 2 workers, their children, 2 namespaces
+        assert len(held.left()) == 7  # 2 workers, their children, 2 namespaces, a folder
         os.kill(process.pid, number)
     process.join(20)
     assert process.exitcode == status
@@ -327,7 +327,7 @@ def test_the_next_start_removes_what_a_killed_run_left_and_nothing_else() -> Non
         assert left.left(), "its workers' children are ended by nobody yet"
         with Cluster(1):
             assert left.left_at_last() == []
-            assert len(theirs.left()) == 6
+            assert len(theirs.left()) == 7
     finally:
         living.terminate()
         living.join(20)

@@ -1,5 +1,6 @@
 """The tables of the races are what the kept results say."""
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -123,8 +124,49 @@ def test_only_what_stands_between_the_marks_is_replaced(table: ModuleType) -> No
     assert table.filled(text, {"race": ["new"], "other": ["x"]}) == text.replace("old", "new")
 
 
+KEPT = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_seconds_to_the_target_are_by_the_rule_of_the_tables(table: ModuleType, path: Path) -> None:
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    target = kept.get("target_accuracy")
+    for run in kept["runs"]:
+        if "curve" in run and run["failure"] is None:
+            seconds = None if target is None else table.seconds_of(run, target)
+            assert run["seconds_to_target"] == pytest.approx(seconds), f"{run['strategy']}, seed {table.seed_of(run)}"
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_a_kept_race_is_the_one_of_its_name_or_says_what_differs(
+    table: ModuleType, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    races: dict[str, str] = importlib.import_module("race").RACES
+    race = table.Race.read(path.stem)
+    if path.stem in races:
+        said = race.record.get("differs")
+        assert (options(race.record["command"][2:]) == options(races[path.stem].split())) == (said is None)
+        assert (race.laps == len(race.record["runs"])) == ("left_out" not in race.record), "laps that are missing"
+
+
+def options(words: list[str]) -> dict[str, str]:
+    """Flags and their values, in whatever order."""
+    values = [word if not word.startswith("--") else "" for word in (*words[1:], "")]
+    found = {word: value for word, value in zip(words, values, strict=True) if word.startswith("--")}
+    return {"--repeats": "1", **found}
+
+
+def test_laps_that_are_missing_are_told_below_the_table(table: ModuleType) -> None:
+    kept = record({"none": [None], "lasgd": [1.0]})
+    kept["command"] += ["--strategies", "lasgd,gossip"]
+    assert not table.Race("accuracy", {**kept, "command": [*kept["command"][:-1], "lasgd"]}).caption.count("laps")
+    kept["left_out"] = "gossip: it was late"
+    assert "; 2 of its 3 laps, without gossip: it was late; compute real)" in table.Race("accuracy", kept).caption
+
+
 def test_kept_results_name_no_place_on_the_machine() -> None:
-    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+    for path in KEPT:
         kept = json.loads(path.read_text(encoding="utf-8"))
         assert {"date", "command", "machine", "versions", "runs"} <= kept.keys()
         assert not [word for word in kept["command"] if Path(word).is_absolute()]

@@ -6,6 +6,7 @@ Best here: topology=ring (alternately left and right); one-peer-exp needs a powe
 from inspect import signature
 from pathlib import Path
 from runpy import run_path
+from typing import Literal
 
 from decent_dp.ddp import DecentralizedDataParallel
 from loguru import logger
@@ -22,7 +23,7 @@ class Idle:
 
 
 @rival
-def train(model, optimizer, _setup, *, topology="ring"):
+def train(model, optimizer, _setup, *, topology: Literal["ring", "one-peer-exp", "complete"] = "ring"):
     logger.disable("decent_dp")
     kind = type(optimizer)
     given = {name: value for name, value in optimizer.defaults.items() if name in signature(kind).parameters}

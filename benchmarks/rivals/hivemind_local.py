@@ -7,6 +7,7 @@ take well over that second. A local step waits for a round that is under way, as
 from contextlib import ExitStack
 from pathlib import Path
 from runpy import run_path
+from typing import Literal
 
 import hivemind
 import torch.distributed as dist
@@ -19,7 +20,16 @@ COMPRESSION = {"none": NoCompression, "fp16": Float16Compression}
 
 
 @rival
-def train(model, optimizer, setup, *, every=16, matchmaking_seconds=1.0, averaging_seconds=15.0, compression="fp16"):
+def train(
+    model,
+    optimizer,
+    setup,
+    *,
+    every=16,
+    matchmaking_seconds=1.0,
+    averaging_seconds=15.0,
+    compression: Literal["none", "fp16"] = "fp16",
+):
     workers = setup.layout.workers
     with ExitStack() as closing:
         dht = meet(setup.rank)

@@ -5,6 +5,7 @@ Best here: hook=fp16 or bf16, half the bytes at the same loss; plain (no hook) i
 
 from pathlib import Path
 from runpy import run_path
+from typing import Literal
 
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -22,9 +23,7 @@ HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16}
 
 
 @rival
-def train(model, optimizer, _setup, *, hook="none"):
-    if hook != "none" and hook not in HOOKS:
-        raise ValueError(f"hook={hook} is unknown: choose none, {' or '.join(HOOKS)}")
+def train(model, optimizer, _setup, *, hook: Literal["none", "fp16", "bf16"] = "none"):
     module = DistributedDataParallel(model)
     if hook in HOOKS:
         module.register_comm_hook(dist.group.WORLD, HOOKS[hook])

@@ -3,6 +3,7 @@ falls on all contestants alike."""
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ..train.schedule import CONSTANT, SCHEDULES
 from ..train.shards import Shard
 from ..train.task import Task
 from ..train.tasks import load_task
-from .contestant import find_contestant
+from .contestant import CannotLoad, find_contestant
 from .course import make_course
 from .lap import Lap, LapFailed, Underway, run_lap
 from .measures import Measures, measure
@@ -77,7 +78,8 @@ class Contest:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise BadInput("--device cuda does not fit: torch finds no CUDA device here, so leave it out")
         for spec in self.strategies:
-            find_contestant(spec)
+            with suppress(CannotLoad):  # listed with the reason, like all who cannot run
+                find_contestant(spec)
         self._check_wires()
         for workers in self.workers:
             layout = self.layout(workers)
@@ -210,12 +212,13 @@ def _run(
         limit_seconds=contest.limit_seconds,
     )
     try:
+        find_contestant(entry.strategy)  # nobody is started for one that cannot be loaded
         with make_course(layout.nodes, entry.link, delay=contest.delay) as course:
             lap = run_lap(course, config, watch=lambda underway: watch(entry, underway))
             measures = measure(
                 lap, samples_per_step=shard.batch, target_accuracy=contest.target_accuracy, link=course.bytes_per_second
             )
-    except LapFailed as failure:
+    except (CannotLoad, LapFailed) as failure:
         return Outcome(entry, None, None, None, str(failure))
     own = measures.steps_per_second
     return Outcome(entry, lap, measures, own / alone if alone else 1.0 if entry.strategy == ALONE else None)

@@ -11,6 +11,7 @@ import runpy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from inspect import isgeneratorfunction, signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attach import Attachment, attach
-from ..errors import BadInput
+from ..errors import BadInput, OffbeatError
 from ..layout import Layout
 from ..strategies import make_strategy
 from ..strategy import Plan
@@ -49,26 +50,82 @@ class Setup:
 Contestant = Callable[[nn.Module, Optimizer, Setup], AbstractContextManager[tuple[Callable[..., Any], Stepper]]]
 
 
+class CannotLoad(OffbeatError):
+    """A rival whose file raises when it is loaded, most often because a package is missing: listed with the reason."""
+
+
 def find_contestant(spec: str) -> Contestant:
-    file, colon, function = spec.partition(".py:")
+    """Raises `BadInput` where the spec is wrong, `CannotLoad` where the rival is and cannot be had here."""
+    file, colon, rest = spec.partition(".py:")
     if not colon:
         return ours(spec)
-    path = Path(f"{file}.py")
+    name, _, settings = rest.partition(":")
+    return rival(spec, Path(f"{file}.py"), name, _settings(spec, settings))
+
+
+def rival(spec: str, path: Path, name: str, settings: Mapping[str, str]) -> Contestant:
+    names = _load(path)
+    if name not in names:
+        raise BadInput(f"{path} has no function {name}: choose among {', '.join(k for k in names if k[0] != '_')}")
+    try:
+        found = names[name](**settings) if settings else names[name]
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{spec} does not fit: {_line(error)}") from error
+    if isgeneratorfunction(found) or not _takes_three(found):
+        raise BadInput(f"{spec} does not fit: {PROTOCOL}")
+
+    @contextmanager
+    def run(model: nn.Module, optimizer: Optimizer, setup: Setup) -> Iterator[tuple[Callable[..., Any], Stepper]]:
+        context = found(model, optimizer, setup)
+        if not isinstance(context, AbstractContextManager):
+            raise BadInput(f"{spec} does not fit: {PROTOCOL}, and it returned {type(context).__name__}")
+        with context as given:
+            if not (isinstance(given, tuple) and len(given) == 2):
+                raise BadInput(f"{spec} does not fit: {PROTOCOL}, and it yielded {type(given).__name__}")
+            yield given
+
+    return run
+
+
+PROTOCOL = (
+    "a rival is a function of (model, optimizer, setup) under @contextmanager that yields what to call in place of the "
+    "model and what to step in place of the optimizer"
+)
+
+
+def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise BadInput(f"{path} is not there: name a rival's file and its function, as in rivals/ddp.py:train")
     try:
-        names = runpy.run_path(str(path))
-    except ImportError as error:
-        raise BadInput(f"{path} cannot be run ({error}): install what it imports, or leave it out") from error
-    name, _, options = function.partition(":")
-    if name not in names:
-        raise BadInput(f"{path} has no function {name}: choose among {', '.join(k for k in names if k[0] != '_')}")
-    found: Contestant = names[name](**_options(options)) if options else names[name]
-    return found
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(f"{path} is no Python ({_line(error)}): correct that file") from error
+    try:
+        return runpy.run_path(str(path))
+    except (Exception, SystemExit) as error:
+        remedy = "install what it imports" if isinstance(error, ImportError) else "correct that file"
+        story = f"{type(error).__name__}: {_line(error)}"
+        raise CannotLoad(f"{path} cannot be loaded ({story}): {remedy}, or leave it out") from error
 
 
-def _options(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in text.split(",")) if text else {}
+def _settings(spec: str, text: str) -> dict[str, str]:
+    parts = [part.partition("=") for part in text.split(",")] if text else []
+    for name, equals, _ in parts:
+        if not (name and equals):
+            raise BadInput(f"{spec} does not fit: settings are written name=value, and {name!r} is not")
+    return {name: value for name, _, value in parts}
+
+
+def _takes_three(found: object) -> bool:
+    try:
+        signature(found).bind("model", "optimizer", "setup")  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def ours(spec: str) -> Contestant:

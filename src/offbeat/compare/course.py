@@ -9,6 +9,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
+from ..emulate.children import dying_with_us
+from ..emulate.strays import MARK, kill_all, new_name, sweep
 from ..train.launch import LOOPBACK, loopback_interface
 
 
@@ -44,6 +46,7 @@ class Loopback:
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
         self.interface = loopback_interface()
+        self._name = new_name()  # by which the next run finds what this one left
         self._processes: list[subprocess.Popen[Any]] = []
 
     def address(self, node: int) -> str:
@@ -53,8 +56,9 @@ class Loopback:
         self, node: int, argv: Sequence[str], *, env: Mapping[str, str], stdout: IO[Any], stderr: IO[Any]
     ) -> subprocess.Popen[Any]:
         process = subprocess.Popen(
-            argv, env={**os.environ, **env}, stdout=stdout, stderr=stderr, start_new_session=True
-        )
+            dying_with_us(argv), env={**os.environ, **env, MARK: self._name}, stdout=stdout, stderr=stderr,
+            start_new_session=True,
+        )  # fmt: skip
         self._processes.append(process)
         return process
 
@@ -62,6 +66,7 @@ class Loopback:
         return 0
 
     def __enter__(self) -> "Loopback":
+        sweep()
         return self
 
     def __exit__(
@@ -71,6 +76,7 @@ class Loopback:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its session, and whatever it started there
             process.wait()
+        kill_all(lambda name: name == self._name)  # also who has left that session
 
 
 def make_course(nodes: int, link: str | None, *, delay: float = 0.0) -> Course:

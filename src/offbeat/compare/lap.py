@@ -3,13 +3,13 @@
 import json
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..emulate.strays import folder_of_run
 from ..errors import OffbeatError
 from ..train.tasks import load_task
 from .course import PYTHON, Course
@@ -20,7 +20,6 @@ from .worker import Config, Report
 
 SAMPLE_SECONDS = 0.2  # between two looks at the wire
 STORY_LINES = 3  # of a worker's last words, where it fails
-RAM = Path("/dev/shm")  # snapshots must not wait for a disk
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Lap:
 
 
 def run_lap(course: Course, config: Config, *, watch: Watch = lambda _: None) -> Lap:
-    with tempfile.TemporaryDirectory(prefix="offbeat-lap-", dir=RAM if RAM.is_dir() else None) as name:
+    with folder_of_run("lap", in_ram=True) as name:  # snapshots must not wait for a disk
         folder = Path(name)
         (folder / "snapshots").mkdir()
         made = new_odometer(folder, len(config.node_of))

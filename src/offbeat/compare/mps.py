@@ -7,14 +7,13 @@ waits with them. NVIDIA's service needs no rights and no settings; it serves who
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..emulate.signals import leaving_in_order
-from ..emulate.strays import MARK, kill_all, new_name, sweep
+from ..emulate.strays import MARK, folder_of_run, kill_all, new_name, sweep
 from ..errors import OffbeatError
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -36,7 +35,7 @@ def mps(device: str) -> Iterator[Mapping[str, str]]:
         return
     sweep()  # a service whose run was killed
     name = new_name()  # by which the next run finds this one
-    with leaving_in_order(), tempfile.TemporaryDirectory(prefix="offbeat-mps-", ignore_cleanup_errors=True) as folder:
+    with leaving_in_order(), folder_of_run("mps") as folder:
         place = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipes", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/logs"}
         for each in place.values():
             Path(each).mkdir()

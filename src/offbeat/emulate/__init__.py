@@ -14,7 +14,7 @@ Nothing is named and nothing is mounted: the kernel takes all of it back when th
     enter.py      the program that becomes a worker inside a namespace
     children.py   processes of a cluster: how they start and end
     signals.py    SIGTERM ends a run as Ctrl-C does
-    strays.py     processes that a killed run left behind
+    strays.py     processes and folders that a killed run left behind
 """
 
 from .cluster import Cluster

@@ -19,6 +19,13 @@ ENTER = str(Path(__file__).with_name("enter.py"))
 Stream = int | IO[Any] | None
 
 
+def dying_with_us(argv: Sequence[str], namespace: int | None = None) -> list[str]:
+    """The same command, inside the namespace if there is one, that ends when the thread that starts it does."""
+    if sys.platform != "linux":
+        return list(argv)
+    return [sys.executable, "-I", "-S", ENTER, str(os.getpid()), "-" if namespace is None else str(namespace), *argv]
+
+
 class Children:
     """Each in a session of its own, so that Ctrl-C reaches the owner alone, and that ends them in good order."""
 
@@ -46,7 +53,7 @@ class Children:
         def popen() -> subprocess.Popen[Any]:
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-I", "-S", ENTER, str(os.getpid()), str(namespace), *argv],
+                    dying_with_us(argv, namespace),
                     env={**os.environ, **(env or {}), MARK: self._name},
                     cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=text,
                     pass_fds=(namespace, *pass_fds), start_new_session=True,

@@ -1,13 +1,15 @@
-"""Which processes belong to which run, and those whose run was killed.
+"""Which processes and folders belong to which run, and those whose run was killed.
 
-The kernel ends what a run started itself, but not what that started in turn. All of them carry the run's name in their
-environment, and the name tells the process that owns the run.
+The kernel ends what a run started itself, but not what that started in turn, and no folder. Processes carry the run's
+name in their environment and folders in their own name; it tells the process that owns the run.
 """
 
 import itertools
 import os
 import re
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +17,9 @@ from pathlib import Path
 
 MARK = "OFFBEAT_EMULATED"
 NAME = re.compile(r"(?P<pid>\d+)-(?P<start>\d+)-\d+")
+FOLDER = re.compile(rf"offbeat-[a-z]+-(?P<space>\d+)-(?P<run>{NAME.pattern})-.*")
 PROC = Path("/proc")
+RAM = Path("/dev/shm")
 KILL_SECONDS = 5.0  # how long killed processes may take to be gone
 POLL_SECONDS = 0.01
 
@@ -54,6 +58,8 @@ def name_of(pid: int) -> str | None:
 
 def members(wanted: Callable[[str], bool]) -> Iterator[int]:
     """Handles (pidfd) of the processes whose run's name is wanted, good until the next one is asked for."""
+    if not PROC.is_dir():
+        return
     for pid in [int(each.name) for each in PROC.iterdir() if each.name.isdigit()]:
         if pid == os.getpid() or name_of(pid) is None:
             continue
@@ -84,6 +90,33 @@ def kill_all(wanted: Callable[[str], bool]) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def folder_of_run(kind: str, *, in_ram: bool = False) -> "tempfile.TemporaryDirectory[str]":
+    """A temporary folder; that a process which is being ended still writes there does no harm."""
+    return tempfile.TemporaryDirectory(
+        prefix=f"offbeat-{kind}-{_space()}-{new_name()}-", dir=RAM if in_ram and RAM.is_dir() else None,
+        ignore_cleanup_errors=True,
+    )  # fmt: skip
+
+
+def folders() -> Iterator[tuple[Path, str]]:
+    """With the names of their runs; not those of other containers, who may share memory and number processes anew."""
+    for place in {RAM, Path(tempfile.gettempdir())}:
+        for path in place.glob("offbeat-*"):
+            found = FOLDER.fullmatch(path.name)
+            if found is not None and found["space"] == _space():
+                yield path, found["run"]
+
+
+def _space() -> str:
+    """In which process ids mean what they say."""
+    with suppress(OSError):
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    return "0"
+
+
 def sweep() -> None:
-    """End what runs whose owner is gone left behind. Their namespaces go with it."""
+    """End and remove what runs whose owner is gone left behind. Their namespaces go with it."""
     kill_all(lambda name: not owner_lives(name))
+    for path, name in folders():
+        if not owner_lives(name):
+            shutil.rmtree(path, ignore_errors=True)

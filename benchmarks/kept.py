@@ -1,0 +1,46 @@
+"""Kept: a result as benchmarks/results has them, with date, command, machine, versions and whether it held."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def keep(path: Path, *, began: float, held: bool, runs: list[dict[str, Any]], **more: Any) -> None:
+    """began: by `time.time()`; runs: what was measured, one by one."""
+    record = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        "command": command(),
+        "machine": {"cpus": len(os.sched_getaffinity(0)), "processor": platform.machine(), "gpu": None},
+        "versions": {
+            "torch": version("torch"), "python": platform.python_version(), "kernel": platform.release(),
+        },
+        "commit": commit(),
+        "held": held,
+        **more,
+        "runs": runs,
+    }  # fmt: skip
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def command() -> list[str]:
+    """Without `--json` and its file: where a result is says nothing about it."""
+    words, kept = sys.argv[1:], ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
+    for before, word in zip(["", *words], words, strict=False):
+        if before != "--json" and word != "--json" and not word.startswith("--json="):
+            kept.append(word)
+    return kept
+
+
+def commit() -> str | None:
+    """Of the sources that ran; None where they are no clone."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None if found.returncode == 0 else None
