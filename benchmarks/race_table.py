@@ -36,8 +36,8 @@ TO_ACCURACY = (
 AT_HALF_THE_RATE = ("half-rate", "half-rate-narrow", "trail")
 AT_A_THIRD = ("third-of-the-rate", "trail-third", "trail-more")
 SEEDS = (0, 1, 2)  # that LASGD and DiLoCo have at all rates
-TARGETS = (0.82, 0.83, 0.84, 0.845, 0.85)
-HARDER = 0.85  # the highest that LASGD, DiLoCo, post-local SGD and ddp reach in most seeds; the race's own is 0.82
+TARGETS = (0.82, 0.83, 0.84, 0.845, 0.85, 0.855)
+HARDER = 0.85  # of these the highest that LASGD, DiLoCo, post-local SGD and ddp reach in most seeds without a trail
 PICTURE = ROOT / "docs" / "images" / "race.png"
 
 Run = dict[str, Any]
