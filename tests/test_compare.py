@@ -315,6 +315,19 @@ def test_a_race_in_which_nobody_can_run_is_a_failure(
     assert "nobody could run: no such luck" in capfd.readouterr().err
 
 
+@pytest.mark.timeout(120)
+def test_the_baseline_alone_is_no_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
+    words = ["compare", "--loopback", "--workers", "2", "--steps", "2", "--quiet", "--strategies"]
+    monkeypatch.setattr("sys.argv", ["offbeat", *words, f"{tmp_path}/broken.py:train"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert re.search("nobody could run: .*a_package_that_is_not_there", capfd.readouterr().err)
+
+
 PATIENT = """
 from contextlib import contextmanager
 import torch
