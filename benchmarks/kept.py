@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from offbeat.compare.command import without
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -31,12 +33,7 @@ def keep(path: Path, *, began: float, held: bool, runs: list[dict[str, Any]], **
 
 
 def command() -> list[str]:
-    """Without `--json` and its file: where a result is says nothing about it."""
-    words, kept = sys.argv[1:], ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
-    for before, word in zip(["", *words], words, strict=False):
-        if before != "--json" and word != "--json" and not word.startswith("--json="):
-            kept.append(word)
-    return kept
+    return ["python", f"benchmarks/{Path(sys.argv[0]).name}", *without(sys.argv[1:], "--json")]
 
 
 def commit() -> str | None:

@@ -25,7 +25,8 @@ from pathlib import Path
 from kept import keep
 
 from offbeat.emulate import Cluster
-from offbeat.emulate.strays import folder_of_run, folders, owner_lives
+from offbeat.emulate.folders import folder_of_run, folders
+from offbeat.emulate.runs import owner_lives
 
 PORT = 5000
 READY_SECONDS = 30.0

@@ -3,29 +3,20 @@
 import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from test_bad_input import check_sentence
-from torch import Tensor, nn
-from torch.optim import SGD
 
 from offbeat import cli
 from offbeat.compare.contest import Contest, Entry, run_contest
-from offbeat.compare.contestant import Setup, find_contestant
-from offbeat.compare.cpu import Process, cpu_seconds, descendants_seconds, processes
 from offbeat.compare.lap import Lap, LapFailed
-from offbeat.compare.measures import bytes_per_sample, measure, seconds_to, wire_utilisation
-from offbeat.compare.snapshots import Album, Point, curve, flat_of, load_flat
+from offbeat.compare.measures import bytes_per_sample, measure, wire_utilisation
+from offbeat.compare.snapshots import Point, flat_of
 from offbeat.compare.worker import (
     EVENTS,
     Config,
@@ -38,10 +29,8 @@ from offbeat.compare.worker import (
 )
 from offbeat.emulate import missing
 from offbeat.errors import BadInput
-from offbeat.layout import Layout
 from offbeat.trace import Trace
 from offbeat.train.schedule import rate_factor
-from offbeat.train.task import Task
 from offbeat.train.tasks import load_task
 
 RIVAL = """
@@ -103,14 +92,8 @@ def test_bytes_per_sample_counts_only_while_all_train() -> None:
     assert bytes_per_sample(lap(sent[:2]), 4) is None
 
 
-def test_time_to_a_target_lies_between_points_and_luck_does_not_count() -> None:
-    points = [Point(float(k), 5, accuracy, 1.0) for k, accuracy in enumerate([0.5, 0.8, 0.7, 0.8, 0.9])]
-    assert seconds_to(points, 0.75) == pytest.approx(2.5), "at 1.0 the next point does not have it"
-    assert seconds_to(points, 0.65) == pytest.approx(0.5)
-    assert seconds_to(points, 0.5) == 0.0
-    assert seconds_to(points, 0.85) == pytest.approx(3.5), "nothing comes after the last"
-    assert seconds_to(points, 0.95) is None
-    assert seconds_to([Point(1.0, 5, None, 1.0)], 0.5) is None
+def test_a_lap_says_when_its_mean_reached_the_target() -> None:
+    points = [Point(float(k), 5, accuracy, 1.0) for k, accuracy in enumerate([0.5, 0.8, 0.8])]
     assert measure(lap(points=points), samples_per_step=4, target_accuracy=0.65, link=()).seconds_to_target == 0.5
 
 
@@ -120,64 +103,6 @@ def test_events_after_the_last_step_leave_room_for_the_steps() -> None:
     for k in range(EVENTS):
         trace.add("communicate", "swap", 1.0 + k, 1.0)
     assert [event.kind for event in last_events(trace.events)] == ["compute"]
-
-
-def keep(folder: Path, ranks: dict[int, list[tuple[float, int, float]]]) -> tuple[Task, Tensor]:
-    """Snapshots of workers at such seconds and steps, the weights shifted by so much; the task, and the weights."""
-    task = load_task("digits", seed=0)
-    model = task.model()
-    good = flat_of(model)
-    for rank, album in ranks.items():
-        kept = Album(folder, rank, len(ranks))
-        for seconds, step, shift in album:
-            load_flat(model, good + shift)
-            kept.take(model, seconds=seconds, step=step)
-        assert not list(folder.glob(f"{rank:05d}*")), "nothing is written on the clock"
-        kept.write()
-    return task, good
-
-
-def test_the_curve_is_that_of_the_mean_of_the_snapshots_nearest_in_time(tmp_path: Path) -> None:
-    """The second rank is a moment later at every step; at step 8 their shifts cancel, in the end there are none."""
-    task, good = keep(
-        tmp_path,
-        {0: [(1.0, 8, 0.5), (2.0, 16, 9.0), (3.0, 24, 0.0)], 1: [(1.1, 8, -0.5), (2.1, 16, -9.0), (3.1, 24, 0.0)]},
-    )
-    scratch = task.model()
-    points = curve(tmp_path, task, scratch, 2)
-    assert [point.steps for point in points] == [8, 16, 24], "never one step's weights with another's"
-    assert [point.seconds for point in points] == pytest.approx([1.05, 2.05, 3.1]), "not before they were there"
-    torch.testing.assert_close(flat_of(scratch), good, rtol=0, atol=1e-6)
-    losses = [point.loss for point in points]
-    assert losses == pytest.approx([losses[2]] * 3, rel=0.05)
-
-
-def test_a_slow_worker_gives_to_the_curve_what_it_had_nearest(tmp_path: Path) -> None:
-    fast = [(1.0, 8, 0.0), (2.0, 16, 0.0), (3.0, 24, 0.0), (3.1, 24, 0.0)]
-    slow = [(2.2, 8, 0.0), (4.4, 16, 0.0), (6.6, 24, 0.0), (6.7, 24, 0.0)]
-    (tmp_path / "behind").mkdir()
-    task, _ = keep(tmp_path / "behind", {0: fast, 1: slow})
-    points = curve(tmp_path / "behind", task, task.model(), 2)
-    assert [(point.seconds, point.steps) for point in points] == [
-        (pytest.approx(1.6), 8), (pytest.approx(2.1), 12), (pytest.approx(2.6), 16), (pytest.approx(6.7), 24),
-    ]  # fmt: skip
-    (tmp_path / "ahead").mkdir()
-    keep(tmp_path / "ahead", {0: slow, 1: fast})
-    points = curve(tmp_path / "ahead", task, task.model(), 2)
-    assert [(point.seconds, point.steps) for point in points] == [
-        (pytest.approx(2.1), 12), (pytest.approx(4.4), 20), (pytest.approx(6.6), 24), (pytest.approx(6.7), 24),
-    ], "who has ended stays as it is"  # fmt: skip
-
-
-def test_an_album_that_becomes_too_large_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load_task("digits", seed=0).model()
-    monkeypatch.setattr("offbeat.compare.snapshots.MOST_HELD_NBYTES", flat_of(model).nbytes)
-    album = Album(tmp_path, 0, 1)
-    for number, files in ((1, 0), (2, 2), (3, 2)):
-        album.take(model, seconds=float(number), step=number)
-        assert len(list(tmp_path.iterdir())) == files
-    album.write()
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_warming_up_leaves_no_trace() -> None:
@@ -257,6 +182,10 @@ def between(moments: list[float]) -> list[float]:
     return [after - before for before, after in pairwise(moments)]
 
 
+def test_an_entry_says_who_where_and_when() -> None:
+    assert str(Entry("ddp", None, 4, 0)) == "ddp on 4 workers, loopback, repeat 0"
+
+
 def test_a_contest_is_interleaved_and_has_the_baseline_in_each_repeat() -> None:
     contest = Contest(strategies=("lasgd", "ddp"), links=("1mbit", "2mbit"), repeats=2)
     entries = list(contest.entries())
@@ -328,110 +257,20 @@ def test_the_baseline_alone_is_no_race(
     assert re.search("nobody could run: .*a_package_that_is_not_there", capfd.readouterr().err)
 
 
-PATIENT = """
-from contextlib import contextmanager
-import torch
-import torch.distributed as dist
-
-@contextmanager
-def train(model, optimizer, setup):
-    group = dist.group.WORLD._get_backend(torch.device("cpu"))
-    print(setup.timeout_seconds, group.options._timeout.total_seconds(), file=open("FOLDER/seconds", "w"))
-    yield model, optimizer
-"""
-
-
-@pytest.mark.timeout(120)
-def test_nobody_gives_up_before_the_lap_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "patient.py").write_text(PATIENT.replace("FOLDER", str(tmp_path)))
-    contest = Contest(
-        strategies=(f"{tmp_path}/patient.py:train",), links=(None,), workers=(1,), steps=2, limit_seconds=777.0
-    )
-    run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
-    assert (tmp_path / "seconds").read_text().split() == ["777.0", "777.0"]
-
-    given: dict[str, Any] = {}
-
-    @contextmanager
-    def attach(*_args: Any, **named: Any) -> Iterator[Any]:
-        given.update(named)
-        yield SimpleNamespace(weights=None)
-
-    monkeypatch.setattr("offbeat.compare.contestant.attach", attach)
-    model = nn.Linear(1, 1)
-    setup = Setup(0, Layout((0,)), 2, 2, 0, 777.0, [], [])
-    with find_contestant("lasgd")(model, torch.optim.SGD(model.parameters()), setup):
-        assert given["timeout_seconds"] == 777.0
-
-
 @pytest.mark.timeout(120)
 def test_a_lap_over_its_limit_is_listed_and_the_race_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
     command = f"compare --loopback --workers 1 --steps 600 --limit-seconds 20 --json - --quiet --strategies {tmp_path}"
-    monkeypatch.setattr("sys.argv", ["offbeat", *f"{command}/waits.py:train".split()])
+    monkeypatch.setattr("sys.argv", ["offbeat", *f"{command}/waits.py:train,local_sgd".split()])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
-    none, waits = json.loads(capfd.readouterr().out)["runs"]
+    none, waits, local_sgd = json.loads(capfd.readouterr().out)["runs"]
     assert none["failure"] is None
+    assert local_sgd["failure"] is None
     assert waits["failure"].startswith("it was not done after 20 s (--limit-seconds): ")
-
-
-BURN = "import time; [None for _ in iter(lambda: time.process_time() < 0.3, False)]"
-
-
-def test_cpu_seconds_are_those_of_all_descendants() -> None:
-    before = cpu_seconds()
-    subprocess.run([sys.executable, "-c", BURN], check=True)
-    assert cpu_seconds() - before > 0.29, "of one that has ended"
-    before = cpu_seconds()
-    wait = f"{BURN}; print('burnt', flush=True); input()"
-    start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    with subprocess.Popen(
-        [sys.executable, "-c", start, wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "burnt\n"
-        assert cpu_seconds() - before > 0.25, "of a child's child that runs"
-        parent.stdin.write("\n")
-    assert cpu_seconds() - before > 0.29, "also when both have ended"
-
-
-def test_descendants_without_proc_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.compare.cpu.PROC", tmp_path / "none")
-    assert processes() == {}
-    known = {2: Process(1, 0.5), 3: Process(2, 0.25), 4: Process(3, 0.125), 5: Process(0, 8.0)}
-    assert descendants_seconds(known, 1) == 0.875
-
-
-WORKS_IN_A_CHILD = """
-import subprocess, sys
-from contextlib import contextmanager
-
-@contextmanager
-def train(model, optimizer, setup):
-    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as child:
-        try:
-            yield model, optimizer
-        finally:
-            child.kill()
-"""
-
-
-@pytest.mark.timeout(120)
-def test_a_rival_that_works_in_a_child_process_does_not_hide_its_cpu_seconds(tmp_path: Path) -> None:
-    (tmp_path / "child.py").write_text(WORKS_IN_A_CHILD)
-    contest = Contest(
-        strategies=(f"{tmp_path}/child.py:train",), links=(None,), workers=(1,), steps=10, step_seconds=0.1
-    )
-    outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
-    none, child = (outcome.measures for outcome in outcomes)
-    assert none is not None
-    assert child is not None
-    assert child.cpu_share > none.cpu_share + 0.3
 
 
 def lose(*_args: Any, **_kwargs: Any) -> Lap:
@@ -539,101 +378,6 @@ def test_bad_input_is_one_sentence(
     out, err = capfd.readouterr()
     assert (ended.value.code, out) == (2, "")
     check_sentence(err, words)
-
-
-def test_a_rival_without_that_function_is_told(tmp_path: Path) -> None:
-    (tmp_path / "rival.py").write_text(RIVAL)
-    with pytest.raises(BadInput, match="has no function nothing: choose among"):
-        find_contestant(f"{tmp_path}/rival.py:nothing")
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (
-            "import no_such_package",
-            r"ModuleNotFoundError: No module named 'no_such_package'\): install what it imports",
-        ),
-        ("raise RuntimeError('no\\nluck')", r"RuntimeError: no luck\): correct that file"),
-        ("raise SystemExit(3)", r"SystemExit: 3\): correct that file"),
-    ],
-)
-def test_a_rival_that_cannot_be_loaded_is_listed_and_the_others_race(tmp_path: Path, line: str, reason: str) -> None:
-    (tmp_path / "missing.py").write_text(f"{line}\n{RIVAL}")
-    missing = f"{tmp_path}/missing.py:train:every=3"
-    contest = Contest(strategies=(missing, "ddp"), links=(None,), workers=(1,), steps=3)
-    outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
-    found = {outcome.entry.strategy: outcome.failure for outcome in outcomes}
-    assert found["none"] is None
-    assert found["ddp"] is None
-    assert re.search(rf"missing.py cannot be loaded \({reason}, or leave it out", str(found[missing]))
-
-
-OWN = """
-from contextlib import contextmanager
-import torch
-
-def settings(*about, **given):
-    raise ValueError("every=0 must be\\nat least 1")
-
-def without_manager(model, optimizer, setup):
-    yield model, optimizer
-
-@contextmanager
-def of_two(model, optimizer):
-    yield model, optimizer
-
-@contextmanager
-def plain(model, optimizer, setup):
-    yield model, optimizer
-
-@contextmanager
-def yields_one(model, optimizer, setup):
-    yield model
-
-def returns(model, optimizer, setup):
-    return model, optimizer
-
-number = 3
-"""
-
-
-@pytest.mark.parametrize(
-    ("rest", "message"),
-    [
-        ("plain:every", r"name=value, and 'every' is not"),
-        ("plain:=3", r"name=value, and '' is not"),
-        ("plain:every=3", r"does not fit: .*plain\(\) got an unexpected keyword argument 'every'"),
-        ("settings:every=0", r"does not fit: every=0 must be at least 1$"),
-        ("without_manager", r"under @contextmanager"),
-        ("of_two", r"a function of \(model, optimizer, setup\)"),
-        ("number", r"a function of \(model, optimizer, setup\)"),
-    ],
-)
-def test_a_rival_that_does_not_follow_the_protocol_is_told(tmp_path: Path, rest: str, message: str) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    with pytest.raises(BadInput, match=message):
-        find_contestant(f"{tmp_path}/own.py:{rest}")
-
-
-@pytest.mark.parametrize(("name", "what"), [("yields_one", "it yielded Linear"), ("returns", "it returned tuple")])
-def test_what_only_running_shows_of_a_rival_is_told_then(tmp_path: Path, name: str, what: str) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    model, setup = nn.Linear(1, 1), cast(Setup, None)  # which it does not ask for
-    with (
-        pytest.raises(BadInput, match=what),
-        find_contestant(f"{tmp_path}/own.py:{name}")(model, SGD([*model.parameters()]), setup),
-    ):
-        pass
-
-
-def test_flat_and_back() -> None:
-    one, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
-    one(torch.randn(8, 4))
-    load_flat(other, flat_of(one))
-    assert torch.equal(one.running_mean, other.running_mean)  # type: ignore[arg-type]
-    assert str(Entry("ddp", None, 4, 0)) == "ddp on 4 workers, loopback, repeat 0"
 
 
 @pytest.mark.parametrize(("cores", "workers", "own"), [(8, 4, {2, 3}), (9, 4, {2, 3}), (3, 4, None)])

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from offbeat.compare.course import Loopback
-from offbeat.emulate.strays import folder_of_run, folders, members, start_of, sweep
+from offbeat.emulate.folders import folder_of_run, folders
+from offbeat.emulate.runs import start_of
+from offbeat.emulate.strays import members, sweep
 
 RACE = "compare --loopback --workers 2 --strategies ddp --steps 100000 --step-seconds 0.01 --quiet"
 KEEP = """
 import time
-from offbeat.emulate.strays import folder_of_run
+from offbeat.emulate.folders import folder_of_run
 with folder_of_run("lap", in_ram=True) as folder:
     print(folder, flush=True)
     time.sleep(60)
@@ -66,7 +68,7 @@ def test_a_folder_stays_as_long_as_its_owner() -> None:
 
 
 def test_folders_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.emulate.strays.RAM", tmp_path)
+    monkeypatch.setattr("offbeat.emulate.folders.RAM", tmp_path)
     space, dead = os.stat("/proc/self/ns/pid").st_ino, f"{os.getpid()}-1-0"
     assert start_of(os.getpid()) != 1
     kept = [f"offbeat-lap-{space + 1}-{dead}-x", "offbeat-lap-abc", "offbeat-of-a-user", f"lap-{space}-{dead}-x"]

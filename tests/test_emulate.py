@@ -17,7 +17,8 @@ from commands import ROOT
 
 from offbeat.emulate import Cluster, missing, support
 from offbeat.emulate.namespace import BY_LOSS, CONGESTION
-from offbeat.emulate.strays import MARK, new_name, sweep
+from offbeat.emulate.runs import new_name
+from offbeat.emulate.strays import MARK, sweep
 from offbeat.errors import BadInput
 
 sys.path.append(str(ROOT / "benchmarks"))

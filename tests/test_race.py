@@ -15,8 +15,8 @@ import json, pathlib, sys, time
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True)
 (out / "compare.json").write_text(json.dumps({{"runs": ["the first"]}}))
-print("a lap is over", flush=True)
 try:
+    print("a lap is over", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     time.sleep(0.2)  # namespaces and links are taken down
@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, {benchmarks!r})
 import race
 race.ROOT, sys.executable = Path({folder!r}), {compare!r}
-sys.argv[1:] = ["narrow", "--results", {folder!r}]
+sys.argv[1:] = ["straggler", "--results", {folder!r}]
 race.main()
 """
 
@@ -52,7 +52,7 @@ def test_a_race_that_is_broken_off_keeps_its_laps(tmp_path: Path, number: signal
         race.send_signal(number)
     _, told = race.communicate(timeout=30)
     assert race.returncode == 1
-    assert "narrow ended with status" in told
+    assert "straggler ended with status" in told
     assert "Traceback" not in told
-    assert json.loads((tmp_path / "narrow.json.part").read_text())["runs"] == ["the first"]
-    assert not (tmp_path / "narrow.json").exists()
+    assert json.loads((tmp_path / "straggler.json.part").read_text())["runs"] == ["the first"]
+    assert not (tmp_path / "straggler.json").exists()

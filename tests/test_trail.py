@@ -354,7 +354,7 @@ def test_rivals_have_it_too() -> None:
     x = flat_of(model)
     load_flat(model, flat_of(model, handed_in))
     assert not torch.equal(flat_of(model), x)
-    with pytest.raises(TypeError, match="no setting trial: choose among every, trail"):
+    with pytest.raises(ValueError, match="no setting 'trial': choose among every, trail"):
         train(trial="1")
     torch.testing.assert_close(seen[0], start() + delta(0, 0, start()))
     with pytest.raises(BadInput, match="trail=-1"), train(every="2", trail="-1")(model, optimizer, setup):

@@ -3,6 +3,7 @@
 Best here: every=16 with a short warmup. On nodes of several workers gradients are still averaged inside the node.
 """
 
+from datetime import timedelta
 from pathlib import Path
 from runpy import run_path
 
@@ -20,7 +21,8 @@ def train(model, optimizer, setup, *, every=16, warmup=4):
     layout = setup.layout
     nodes = [list(layout.on(node)) for node in range(layout.nodes)]
     shared = any(len(ranks) > 1 for ranks in nodes) and len(nodes) > 1
-    inside = dist.new_subgroups_by_enumeration(nodes)[0] if shared else None
+    patience = timedelta(seconds=setup.timeout_seconds)
+    inside = dist.new_subgroups_by_enumeration(nodes, timeout=patience)[0] if shared else None
     # Its broadcast of buffers at every forward would be the collective per step that this method avoids.
     module = DistributedDataParallel(model, forward_sync_buffers=False)
     state = PostLocalSGDState(None, inside, start_localSGD_iter=warmup, post_local_gradient_allreduce=shared)

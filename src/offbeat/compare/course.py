@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from ..emulate.children import dying_with_us
-from ..emulate.strays import MARK, kill_all, new_name, sweep
+from ..emulate.runs import new_name
+from ..emulate.strays import MARK, kill_all, sweep
 from ..train.launch import LOOPBACK, loopback_interface
 
 

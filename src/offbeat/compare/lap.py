@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..emulate.strays import folder_of_run
+from ..emulate.folders import folder_of_run
 from ..errors import OffbeatError
 from ..train.tasks import load_task
 from .course import PYTHON, Course

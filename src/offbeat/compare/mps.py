@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..emulate.folders import folder_of_run
+from ..emulate.runs import new_name
 from ..emulate.signals import leaving_in_order
-from ..emulate.strays import MARK, folder_of_run, kill_all, new_name, sweep
+from ..emulate.strays import MARK, kill_all, sweep
 from ..errors import OffbeatError
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -35,7 +37,7 @@ def mps(device: str) -> Iterator[Mapping[str, str]]:
         return
     sweep()  # a service whose run was killed
     name = new_name()  # by which the next run finds this one
-    with leaving_in_order(), folder_of_run("mps") as folder:
+    with leaving_in_order(), folder_of_run("mps", in_ram=True) as folder:  # a path to a socket must be short
         place = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipes", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/logs"}
         for each in place.values():
             Path(each).mkdir()

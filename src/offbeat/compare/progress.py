@@ -58,17 +58,19 @@ class RaceProgress:
 
     def line(self) -> str:
         """All of it in one line, without control codes."""
-        return self._lap() if self._now is None else f"{self._lap()}: {self._now[0]}, {how_far(self._now[1])}"
+        now = self._now
+        return self._lap() if now is None else f"{self._lap()}: {now[0]}, {how_far(now[1])}"
 
     def render(self) -> RenderableType:
+        now = self._now  # asked once: the display has a thread of its own
         overall = Table.grid(padding=(0, 2, 0, 0), expand=True)
         overall.add_column(no_wrap=True)
         overall.add_column(ratio=1)
         overall.add_column(no_wrap=True)
-        if self._now is None:
+        if now is None:
             overall.add_row(Text(self._lap(), style="bold"), ProgressBar(total=None, pulse=True), "")
             return overall
-        entry, underway = self._now
+        entry, underway = now
         bar = ProgressBar(underway.steps, underway.made, complete_style="cyan", finished_style="green")
         overall.add_row(Text(self._lap(), style="bold"), bar, how_far(underway))
         return Group(overall, Text(f"  {entry}", style="dim", no_wrap=True, overflow="ellipsis"))

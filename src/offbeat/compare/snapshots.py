@@ -59,21 +59,18 @@ class Album:
 
 
 def curve(folder: Path, task: Task, model: nn.Module, ranks: int) -> list[Point]:
-    """Around every snapshot of the first rank, and at the end, the mean of all ranks."""
+    """Around every snapshot of the rank that trains longest, and at the end, the mean of all ranks."""
     albums: list[list[_Snapshot]] = [[] for _ in range(ranks)]
     for snapshot in sorted(_read_all(folder), key=lambda snapshot: snapshot.number):
         albums[snapshot.rank].append(snapshot)
+    trained = [album[:-1] for album in albums]  # the last one is what the contestant hands in when all are through
+    longest = max(trained, key=lambda album: album[-1].seconds if album else 0.0)
+    around = [[_nearest(album, snapshot.seconds) for album in trained] for snapshot in longest]
     device = next(model.parameters()).device
     quick = task if device.type == "cuda" else _first_samples_of(task)
-    end = max(album[-1].seconds for album in albums)
-    points: list[Point] = []
-    for moment in (*(snapshot.seconds for snapshot in albums[0][:-1]), end):
-        near = [_nearest(album, moment) for album in albums]
-        load_flat(model, torch.stack([snapshot.x(device) for snapshot in near]).mean(0))
-        accuracy, loss = evaluate(model, task if moment == end else quick, batch=AT_ONCE[device.type])
-        seconds, steps = (statistics.fmean(each) for each in zip(*((s.seconds, s.step) for s in near), strict=True))
-        points.append(Point(seconds, steps, accuracy, loss))
-    return points
+    points = [_point(near, model, quick) for near in around]
+    last = _point([album[-1] for album in albums], model, task)
+    return [*points, replace(last, seconds=max(album[-1].seconds for album in albums))]
 
 
 def _first_samples_of(task: Task) -> Task:
@@ -111,8 +108,18 @@ class _Snapshot:
         return safetensors.torch.load_file(str(self.path), device=str(device))["x"]
 
 
+def _point(snapshots: Sequence[_Snapshot], model: nn.Module, task: Task) -> Point:
+    """Of the mean of these, which `model` has afterwards."""
+    device = next(model.parameters()).device
+    load_flat(model, torch.stack([snapshot.x(device) for snapshot in snapshots]).mean(0))
+    accuracy, loss = evaluate(model, task, batch=AT_ONCE[device.type])
+    seconds, steps = (statistics.fmean(each) for each in zip(*((s.seconds, s.step) for s in snapshots), strict=True))
+    return Point(seconds, steps, accuracy, loss)
+
+
 def _nearest(album: Sequence[_Snapshot], moment: float) -> _Snapshot:
-    """What a worker had closest to a moment, before or after it. One that has ended keeps its weights from then on."""
+    """What a worker had closest to a moment, before or after it. One that trains no more, and waits for the others,
+    keeps its weights."""
     found = min(album, key=lambda snapshot: abs(snapshot.seconds - moment))
     return replace(found, seconds=max(found.seconds, moment)) if found is album[-1] else found
 

@@ -14,6 +14,8 @@ Nothing is named and nothing is mounted: the kernel takes all of it back when th
     enter.py      the program that becomes a worker inside a namespace
     children.py   processes of a cluster: how they start and end
     signals.py    SIGTERM ends a run as Ctrl-C does
+    runs.py       the name of a run, and whether its owner lives
+    folders.py    temporary folders with the name of their run
     strays.py     processes and folders that a killed run left behind
 """
 

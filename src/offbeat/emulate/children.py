@@ -11,7 +11,8 @@ from typing import IO, Any
 
 from ..errors import BadInput
 from .namespace import Visitor
-from .strays import MARK, POLL_SECONDS, kill_all, new_name, tell
+from .runs import new_name
+from .strays import MARK, POLL_SECONDS, kill_all, tell
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 ENTER = str(Path(__file__).with_name("enter.py"))

@@ -1,0 +1,149 @@
+"""Contestants from a file: what a rival must be, and what is said of one that is not."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from offbeat.compare.contest import Contest, run_contest
+from offbeat.compare.contestant import Setup, find_contestant
+from offbeat.errors import BadInput
+from offbeat.layout import Layout
+
+RIVAL = """
+from contextlib import contextmanager
+
+@contextmanager
+def train(model, optimizer, setup):
+    yield model, optimizer
+"""
+
+
+def test_a_rival_without_that_function_is_told(tmp_path: Path) -> None:
+    (tmp_path / "rival.py").write_text(RIVAL)
+    with pytest.raises(BadInput, match="has no function nothing: choose among"):
+        find_contestant(f"{tmp_path}/rival.py:nothing")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "import no_such_package",
+            r"ModuleNotFoundError: No module named 'no_such_package'\): install what it imports",
+        ),
+        ("raise RuntimeError('no\\nluck')", r"RuntimeError: no luck\): correct that file"),
+        ("raise SystemExit(3)", r"SystemExit: 3\): correct that file"),
+    ],
+)
+def test_a_rival_that_cannot_be_loaded_is_listed_and_the_others_race(tmp_path: Path, line: str, reason: str) -> None:
+    (tmp_path / "missing.py").write_text(f"{line}\n{RIVAL}")
+    missing = f"{tmp_path}/missing.py:train:every=3"
+    contest = Contest(strategies=(missing, "ddp"), links=(None,), workers=(1,), steps=3)
+    outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    found = {outcome.entry.strategy: outcome.failure for outcome in outcomes}
+    assert found["none"] is None
+    assert found["ddp"] is None
+    assert re.search(rf"missing.py cannot be loaded \({reason}, or leave it out", str(found[missing]))
+
+
+OWN = """
+from contextlib import contextmanager
+import torch
+
+def settings(*about, **given):
+    raise ValueError("every=0 must be\\nat least 1")
+
+def without_manager(model, optimizer, setup):
+    yield model, optimizer
+
+@contextmanager
+def of_two(model, optimizer):
+    yield model, optimizer
+
+@contextmanager
+def plain(model, optimizer, setup):
+    yield model, optimizer
+
+@contextmanager
+def yields_one(model, optimizer, setup):
+    yield model
+
+def returns(model, optimizer, setup):
+    return model, optimizer
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ("plain:every", r"name=value, and 'every' is not"),
+        ("plain:=3", r"name=value, and '' is not"),
+        ("plain:every=3", r"does not fit: .*plain\(\) got an unexpected keyword argument 'every'"),
+        ("settings:every=0", r"does not fit: every=0 must be at least 1$"),
+        ("without_manager", r"under @contextmanager"),
+        ("of_two", r"a function of \(model, optimizer, setup\)"),
+        ("number", r"a function of \(model, optimizer, setup\)"),
+    ],
+)
+def test_a_rival_that_does_not_follow_the_protocol_is_told(tmp_path: Path, rest: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(BadInput, match=message):
+        find_contestant(f"{tmp_path}/own.py:{rest}")
+
+
+@pytest.mark.parametrize(("name", "what"), [("yields_one", "it yielded Linear"), ("returns", "it returned tuple")])
+def test_what_only_running_shows_of_a_rival_is_told_then(tmp_path: Path, name: str, what: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    model, setup = nn.Linear(1, 1), cast(Setup, None)  # which it does not ask for
+    with (
+        pytest.raises(BadInput, match=what),
+        find_contestant(f"{tmp_path}/own.py:{name}")(model, SGD([*model.parameters()]), setup),
+    ):
+        pass
+
+
+PATIENT = """
+from contextlib import contextmanager
+import torch
+import torch.distributed as dist
+
+@contextmanager
+def train(model, optimizer, setup):
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    print(setup.timeout_seconds, group.options._timeout.total_seconds(), file=open("FOLDER/seconds", "w"))
+    yield model, optimizer
+"""
+
+
+@pytest.mark.timeout(120)
+def test_nobody_gives_up_before_the_lap_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "patient.py").write_text(PATIENT.replace("FOLDER", str(tmp_path)))
+    contest = Contest(
+        strategies=(f"{tmp_path}/patient.py:train",), links=(None,), workers=(1,), steps=2, limit_seconds=777.0
+    )
+    run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    assert (tmp_path / "seconds").read_text().split() == ["777.0", "777.0"]
+
+    given: dict[str, Any] = {}
+
+    @contextmanager
+    def attach(*_args: Any, **named: Any) -> Iterator[Any]:
+        given.update(named)
+        yield SimpleNamespace(weights=None)
+
+    monkeypatch.setattr("offbeat.compare.contestant.attach", attach)
+    model = nn.Linear(1, 1)
+    setup = Setup(0, Layout((0,)), 2, 2, 0, 777.0, [], [])
+    with find_contestant("lasgd")(model, torch.optim.SGD(model.parameters()), setup):
+        assert given["timeout_seconds"] == 777.0
