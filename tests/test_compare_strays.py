@@ -69,7 +69,8 @@ def test_a_folder_stays_as_long_as_its_owner() -> None:
 
 def test_folders_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.emulate.folders.RAM", tmp_path)
-    space, dead = os.stat("/proc/self/ns/pid").st_ino, f"{os.getpid()}-1-0"
+    with folder_of_run("lap", in_ram=True) as own:
+        space, dead = int(Path(own).name.split("-")[2]), f"{os.getpid()}-1-0"
     assert start_of(os.getpid()) != 1
     kept = [f"offbeat-lap-{space + 1}-{dead}-x", "offbeat-lap-abc", "offbeat-of-a-user", f"lap-{space}-{dead}-x"]
     for name in (*kept, f"offbeat-lap-{space}-{dead}-x"):
