@@ -19,6 +19,7 @@ import torch
 from commands import run_here
 
 from offbeat import cli
+from offbeat.errors import OffbeatError
 from offbeat.options import options_of
 from offbeat.report.metrics import read_metrics
 from offbeat.report.status import Result
@@ -258,6 +259,26 @@ def test_a_signal_ends_a_simulation_and_keeps_the_metrics(number: signal.Signals
         assert run.ends(GONE_SECONDS) == 128 + number
         assert re.fullmatch(rf"offbeat: ended by {number.name}.*\n", run.stderr)
     assert len(read_metrics(tmp_path / "out" / "metrics.jsonl")) >= 4
+
+
+@pytest.mark.parametrize("consequence", [RuntimeError("half done"), OffbeatError("the task failed"), None])
+def test_what_fails_because_of_a_signal_is_not_blamed(
+    consequence: Exception | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_options: object) -> None:
+        try:
+            cli.interrupt(signal.SIGTERM, None)
+        finally:
+            if consequence is not None:
+                raise consequence
+
+    monkeypatch.setattr("sys.argv", ["offbeat", "train"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(cli.cli, "main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == "offbeat: ended by SIGTERM; what was written so far is kept\n"
 
 
 @pytest.mark.timeout(60)

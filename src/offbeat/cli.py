@@ -57,16 +57,16 @@ def main() -> None:
         status = error.exit_code
     except click.ClickException as error:
         status = complain(usage_sentence(error, cli.commands), BAD_INPUT)
-    except Interrupted as error:
-        status = complain(f"{error}; what was written so far is kept", 128 + error.number)
-    except OffbeatError as error:
-        if is_worker():
+    except (Interrupted, Exception) as error:
+        interrupted = interruption_behind(error)
+        if is_worker() and isinstance(error, Exception):
             end_worker(error)
-        status = complain(str(error), BAD_INPUT if isinstance(error, BadInput) else FAILURE)
-    except Exception as error:
-        if not is_worker():
+        elif interrupted is not None:
+            status = complain(f"{interrupted}; what was written so far is kept", 128 + interrupted.number)
+        elif isinstance(error, OffbeatError):
+            status = complain(str(error), BAD_INPUT if isinstance(error, BadInput) else FAILURE)
+        else:
             raise
-        end_worker(error)
     status = status if isinstance(status, int) else 0
     if is_worker():
         leave(status)
@@ -87,6 +87,13 @@ def is_worker() -> bool:
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
     raise Interrupted(number)
+
+
+def interruption_behind(error: BaseException | None) -> Interrupted | None:
+    """A signal may come in the middle of anything: what then fails on the way out is its consequence."""
+    while error is not None and not isinstance(error, Interrupted):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def be_a_worker() -> None:
