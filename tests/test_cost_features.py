@@ -12,6 +12,8 @@ from offbeat.cost import Kernel, trace
 from offbeat.cost.features import LARGEST_BULK, NAMES, class_of, features
 from offbeat.train.models import GPT
 
+BULK = NAMES.index("bulk")
+
 
 def test_features_have_their_places() -> None:
     for kernel in drawn_kernels(12, seed=1):
@@ -36,9 +38,9 @@ def test_features_know_the_sizes_of_matrices_and_filters() -> None:
     product = next(op.kernel for op in step.ops if op.kind == "matmul")
     assert dims(product, 6)[:4] == [2, 5, 12 * 49, 1]
     assert features(product)[NAMES.index("dim4") : NAMES.index("dim6")] == [0.0, 1.0]  # the weight is strided
-    assert features(product)[NAMES.index("even0") : -1] == [2.0, 0.0, 1.0, 0.0, 2 / 128, 5 / 128, 588 / 608]
-    assert features(convolution)[NAMES.index("even0") : -1] == [1.0, 2.0, 0.0, 0.0, 12 / 128, 6 / 128, 49 / 128]
-    assert features(convolution)[-1] == features(product)[-1] == product.bulk / LARGEST_BULK > 0  # of one step
+    assert features(product)[NAMES.index("even0") : BULK] == [2.0, 0.0, 1.0, 0.0, 2 / 128, 5 / 128, 588 / 608]
+    assert features(convolution)[NAMES.index("even0") : BULK] == [1.0, 2.0, 0.0, 0.0, 12 / 128, 6 / 128, 49 / 128]
+    assert features(convolution)[BULK] == features(product)[BULK] == product.bulk / LARGEST_BULK > 0  # of one step
 
 
 def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
@@ -55,7 +57,7 @@ def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
     own = found(nn.BatchNorm2d(8), "batch_norm")
     # Samples, channels, places; the numbers of a channel; rows, and how long they are.
     assert sizes(own, 6) == [3, 8, 20, 60, 120, 4]
-    assert own[even:-1] == [3.0, 2.0, 0.0, 0.0, 20 / 512, 8 / 128, 0.0]  # 8 channels, 20 places
+    assert own[even:BULK] == [3.0, 2.0, 0.0, 0.0, 20 / 512, 8 / 128, 0.0]  # 8 channels, 20 places
     for norm, rows, length, weights in ((nn.LayerNorm(4), 120, 4, 4), (nn.GroupNorm(2, 8), 6, 80, 8)):
         own = found(norm, "row_norm")
         assert sizes(own, 3) == [rows, length, weights]
@@ -93,4 +95,20 @@ def test_attention_knows_how_full_its_tiles_are() -> None:
         optimizer=partial(SGD, lr=0.1),
     )  # fmt: skip
     attention = next(op.kernel for op in step.ops if op.kind == "attention")
-    assert features(attention)[NAMES.index("fill0") : -1] == [130 / 256, 130 / 256, 0.0]
+    assert features(attention)[NAMES.index("fill0") : BULK] == [130 / 256, 130 / 256, 0.0]
+
+
+def test_features_tell_what_is_round_from_what_is_even() -> None:
+    def product(rows: int, columns: int) -> Kernel:
+        step = trace(
+            lambda: nn.Linear(columns, rows), torch.zeros(2, columns), None,
+            loss=lambda out, _: out.sum(), optimizer=partial(SGD, lr=0.1),
+        )  # fmt: skip
+        return next(op.kernel for op in step.of("backward") if op.kind == "matmul")
+
+    even, beyond = NAMES.index("even0"), NAMES.index("round0")
+    # Summed over 2 samples; columns; rows.
+    for rows, columns, twos, more in ((512, 3072, [1, 4, 4], [0, 6, 5]), (40, 3040, [1, 4, 3], [0, 1, 0])):
+        own = features(product(rows, columns))
+        assert own[even : even + 4] == [*twos, 0]
+        assert own[beyond : beyond + 4] == [*more, 0]

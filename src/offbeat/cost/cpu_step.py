@@ -15,6 +15,8 @@ from .real_step import RealStep
 from .visits import Calls, CallTimes, EachCall, Visit, medians
 
 TURN_SECONDS, MOST_PAIRS = 0.25, 3  # looks at the gauge take longer than a short step, which is repeated in a turn
+WARM_SECONDS, MOST_WARM = 0.02, 5  # steps before those that are timed: after a look the first takes half as long again,
+# the second a tenth, and from the fifth on they are as in training
 LONG_SECONDS = 0.4  # of a step: would take the time of many others, and outlast the quiet; the caches hold little of it
 MOST_TURNS = 4  # for each that is wanted: then the quietest have to do
 
@@ -65,6 +67,7 @@ class Prepared:
         if not self._is_long:
             _timed(step, split=True)  # has kernels of its own, which are made when they are first called
         self._pairs = max(1, min(MOST_PAIRS, int(TURN_SECONDS / (4 * seconds))))
+        self._warm = 0 if self._is_long else max(1, min(MOST_WARM, int(WARM_SECONDS / seconds)))
 
     @property
     def has_enough(self) -> bool:
@@ -72,7 +75,7 @@ class Prepared:
 
     def take_turn(self, before: float, gauge: Gauge) -> float:
         """After a look at the gauge; returns what the next one says."""
-        turn = _turn(self._step, before, self._pairs, warm=not self._is_long)
+        turn = _turn(self._step, before, self._pairs, warm=self._warm)
         turn.after = gauge.look()
         self._made.append(turn)
         self._quiet += gauge.is_quiet(turn.slower_look)
@@ -97,10 +100,10 @@ class Prepared:
         )
 
 
-def _turn(step: RealStep, before: float, pairs: int, *, warm: bool) -> Turn:
+def _turn(step: RealStep, before: float, pairs: int, *, warm: int) -> Turn:
     """Pairs of steps whose operations are timed, each beside one by phase; neither is always the first."""
     turn = Turn(before)
-    if warm:
+    for _ in range(warm):
         step()  # so that what is timed finds the caches as a step leaves them
     for _ in range(pairs):
         turn.phases.append(step.by_phase())

@@ -12,16 +12,17 @@ from .reuse import PARTS, WARMEST
 NAMES = (
     "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
     "first", "nearest", "further", "warm", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
-    "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2", "bulk",
+    "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2", "bulk", "round0", "round1", "round2", "round3",
 )  # fmt: skip
-EVEN, FILL, OF_THE_STEP = 4, 3, 1
+EVEN, FILL = 4, 3
+EVENEST, ROUNDEST = 4, 10  # how often 2 divides 16, and 1,024
 LARGEST_BULK = 80  # a TB
 TILE, SLICE, THREADS = 128, 32, 512  # what a GPU computes at a time: of rows and columns, of a sum, of places
 
 
 def features(kernel: Kernel) -> list[float]:
-    """In the order of NAMES. The class of a kernel says what its dims are, how even they are, and how much of the tiles
-    that they are computed in is filled; 0 where it says less."""
+    """In the order of NAMES. The class of a kernel says what its dims are, how even and how round they are, and how
+    much of the tiles that they are computed in is filled; 0 where it says less."""
     flops, nbytes = flops_of(kernel), bytes_of(kernel)
     largest_in = max(kernel.inputs, key=lambda spec: spec.numel, default=None)
     largest_out = max(kernel.outputs or kernel.inputs, key=lambda spec: spec.numel, default=None)
@@ -32,10 +33,13 @@ def features(kernel: Kernel) -> list[float]:
         _log(kernel.dtype.itemsize), float(bool(kernel.written)), _log(shape[-1]), _log(shape[0]),
         kernel.near[0] / PARTS, kernel.near[1] / PARTS, kernel.warm / WARMEST,
     ]  # fmt: skip
-    dims = _DIMS.get(kernel.kind, _nothing)(kernel)
-    even, fill = _EVEN.get(kernel.kind, _nothing)(kernel), _FILL.get(kernel.kind, _nothing)(kernel)
-    dims = _long(dims, len(NAMES) - len(common) - EVEN - FILL - OF_THE_STEP)
-    return [*common, *dims, *_long(even, EVEN), *_long(fill, FILL), kernel.bulk / LARGEST_BULK]
+    dims, fill = (known.get(kernel.kind, _nothing)(kernel) for known in (_DIMS, _FILL))
+    twos = [_twos(number) for number in _EVEN.get(kernel.kind, _nothing_round)(kernel)]
+    even, beyond = ([float(part(each)) for each in twos] for part in (_up_to_even, _beyond_even))
+    return [
+        *common, *_long(dims, len(NAMES) - len(common) - 2 * EVEN - FILL - 1), *_long(even, EVEN), *_long(fill, FILL),
+        kernel.bulk / LARGEST_BULK, *_long(beyond, EVEN),
+    ]  # fmt: skip
 
 
 def _long(values: list[float], length: int) -> list[float]:
@@ -61,27 +65,41 @@ def operator_of(kernel: Kernel) -> str:
     return f"{kernel.operator}/{kernel.part}" if kernel.part else kernel.operator
 
 
-def _even_matmul(kernel: Kernel) -> list[float]:
+def _even_matmul(kernel: Kernel) -> list[int]:
     made, first, _second = _factors(kernel)
     rows, columns = _rows_and_columns(made)
-    return [_twos(first.shape[-1]), _twos(columns), _twos(rows)]
+    return [first.shape[-1], columns, rows]
 
 
-def _even_convolution(kernel: Kernel) -> list[float]:
+def _even_convolution(kernel: Kernel) -> list[int]:
     """Libraries work on blocks of 8 or 16 channels, and read the places of a channel in fours and eights."""
     x, weight, out = _convolved(kernel)
     if x is None or weight is None:
         return []
-    inner, outer = x.shape[1] // _groups(kernel), out.shape[1]
-    return [_twos(inner), _twos(outer), _twos(prod(x.shape[2:])), _twos(prod(out.shape[2:]))]
+    return [x.shape[1] // _groups(kernel), out.shape[1], prod(x.shape[2:]), prod(out.shape[2:])]
 
 
-def _twos(number: int) -> float:
-    """How often 2 divides it, at most 4 times."""
-    return float(next(power for power in range(4, -1, -1) if number % (1 << power) == 0))
+def _twos(number: int) -> int:
+    """How often 2 divides it."""
+    return next(power for power in range(ROUNDEST, -1, -1) if number % (1 << power) == 0)
+
+
+def _up_to_even(twos: int) -> int:
+    """What is even fills vectors and blocks: the more, the better."""
+    return min(twos, EVENEST)
+
+
+def _beyond_even(twos: int) -> int:
+    """What is rounder than that lies badly in a cache: rows of 512 numbers or a multiple are all kept in the same few
+    places. On a CPU a product that makes 512 x 3072 numbers took twice as long for each as one of 640 x 640."""
+    return max(0, twos - EVENEST)
 
 
 def _nothing(_kernel: Kernel) -> list[float]:
+    return []
+
+
+def _nothing_round(_kernel: Kernel) -> list[int]:
     return []
 
 
@@ -172,15 +190,14 @@ def _reduction(kernel: Kernel) -> list[float]:
     return [_log(prod(made)), _log(prod(shape) / max(1, prod(made))), *kept]
 
 
-def _even_blocks(kernel: Kernel) -> list[float]:
+def _even_blocks(kernel: Kernel) -> list[int]:
     """Of channels and of places: what lies in fours is read at once."""
     shape = _largest(kernel)
-    return [_twos(shape[1] if len(shape) > 1 else shape[0]), _twos(prod(shape[2:]))]
+    return [shape[1] if len(shape) > 1 else shape[0], prod(shape[2:])]
 
 
-def _even_rows(kernel: Kernel) -> list[float]:
-    rows, length = _rows_and_length(kernel)
-    return [_twos(rows), _twos(length)]
+def _even_rows(kernel: Kernel) -> list[int]:
+    return [*_rows_and_length(kernel)]
 
 
 def _fill_matmul(kernel: Kernel) -> list[float]:
@@ -229,7 +246,7 @@ _DIMS: Mapping[str, Callable[[Kernel], list[float]]] = {
     "softmax": _blocks,
     "reduction": _reduction,
 }
-_EVEN: Mapping[str, Callable[[Kernel], list[float]]] = {
+_EVEN: Mapping[str, Callable[[Kernel], list[int]]] = {
     "matmul": _even_matmul,
     "convolution": _even_convolution,
     "batch_norm": _even_blocks,

@@ -39,8 +39,7 @@ LEARN_SECONDS = 50.0  # of the time, for each precision; what is left is for mea
 BATCHES: Mapping[Platform, Batches] = {
     "cpu": (2, 16),
     "cuda": (4, 32, 256),
-}  # of what is learned from; longer steps take the time of many others
-JUDGED_BATCHES: Mapping[Platform, Batches] = {"cpu": (2, 32), "cuda": (4, 32, 256)}
+}  # longer steps take the time of many others
 LOCAL = {"cpu": Link(bytes_per_second=5e9, seconds=2e-5), "cuda": Link(bytes_per_second=32e9, seconds=5e-6)}
 BAND_OF_THE_REST = (0.5, 2.0)  # classes that were not measured
 MOST_MEMORY = 0.4  # of the device's, for a model
@@ -65,11 +64,9 @@ class Calibration:
     def precisions(self) -> tuple[torch.dtype | None, ...]:
         return (None, torch.bfloat16) if self.bf16 else (None,)
 
-    def cases(
-        self, models: Callable[[Platform, torch.dtype | None], Iterable[Subject]], batches: Mapping[Platform, Batches]
-    ) -> list[Case]:
+    def cases(self, models: Callable[[Platform, torch.dtype | None], Iterable[Subject]]) -> list[Case]:
         """All of these models, at several batch sizes, in every precision."""
-        own = self.batches or batches[self.platform]
+        own = self.batches or BATCHES[self.platform]
         each = [models(self.platform, precision) for precision in self.precisions]
         return [(subject, batch) for subjects in zip(*each, strict=True) for batch in own for subject in subjects]
 
@@ -90,7 +87,7 @@ class Calibration:
 
 def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> DeviceProfile:
     """What is measured is kept, so that an interrupted calibration goes on when called again."""
-    judged_by = how.cases(held_out, JUDGED_BATCHES)
+    judged_by = how.cases(held_out)
     learning = min(LEARN_SECONDS * len(how.precisions), 30 * how.minutes)
     end = time.monotonic() + 60 * how.minutes - learning
     measured = at_usual_speed(_visited(how, judged_by, end, step))
@@ -152,7 +149,7 @@ def kernels_file(path: Path) -> Path:
 
 def _visited(how: Calibration, judged_by: list[Case], end: float, step: Step) -> Profile:
     return visit_models(
-        in_turns(_alternating(judged_by, how.cases(learned_from, BATCHES)), how.random_cases()),
+        in_turns(_alternating(judged_by, how.cases(learned_from)), how.random_cases()),
         kernels_file(how.path),
         visiting=how.visiting or _usual_visiting(how.device),
         device=how.device,

@@ -56,7 +56,7 @@ class Scale:
 
 SCALES: Mapping[Platform, Scale] = {
     "cpu": Scale(
-        sizes=ON_A_CPU, layers=12, convolutions=0.5, products=0.4, most_flops=2e8, most_numbers=1 << 21, follows=True,
+        sizes=ON_A_CPU, layers=16, convolutions=0.4, products=0.5, most_flops=1e9, most_numbers=1 << 21, follows=True,
         busy=0.25, busy_convolutions=0.5, busy_flops=1e7, busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2),
         single=0.5, sides=(2, 64), channels=(8, 1024), rows=(1, 512), widths=(16, 2048),
         single_widths=(64, 4096),
@@ -145,7 +145,7 @@ def _layer(scale: Scale, sizes: Sizes, batch: int) -> Layer:
 
 def _convolution(scale: Scale, sizes: Sizes) -> Layer:
     random = sizes.random
-    side, kernel, stride = sizes.size(*scale.sides), random.choice(KERNELS), random.choice(STRIDES)
+    side, kernel, stride = sizes.side(*scale.sides), random.choice(KERNELS), random.choice(STRIDES)
     block = sizes.block()
     inner, outer, groups = sizes.width(*scale.channels, block), sizes.width(*scale.channels, block), 1
     shape = random.random()

@@ -60,7 +60,7 @@ class Mean(nn.Module):
 
 def _convolutional(sizes: Sizes) -> Drawn:
     random = sizes.random
-    side, channels = sizes.size(8, sizes.most_side), random.choice((1, 3, 3, 3, 8, 16))
+    side, channels = sizes.side(8, sizes.most_side), random.choice((1, 3, 3, 3, 8, 16))
     image = (channels, side, side)
     bias, norm = random.random() < 0.4, random.choice((nn.BatchNorm2d, nn.BatchNorm2d, None, _group_norm))
     activation = random.choice((nn.ReLU, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU))

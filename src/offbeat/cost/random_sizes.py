@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-BLOCKS = (64, 64, 64, 16, 8, 1)  # of channels and features
+BLOCKS = (64, 64, 64, 32, 16, 8, 1)  # of channels and features
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,22 @@ class Sizes:
         drawn = round(math.exp(self.random.uniform(math.log(low), math.log(high))))
         return max(8, drawn // 8 * 8) if drawn >= 8 and self.random.random() < 0.5 else drawn
 
+    def side(self, low: int, high: int) -> int:
+        """Of an image: half of them a power of 2, or 7 times one, as where images are halved again and again."""
+        drawn = self.size(low, high)
+        if self.random.random() < 0.5:
+            return drawn
+        halved = [odd << power for odd in (1, 7) for power in range(high.bit_length()) if low <= odd << power <= high]
+        return min(halved, key=lambda each: abs(math.log(each / drawn)))
+
     def batch(self) -> int:
         """At least 2: of one sample a BatchNorm has no variance. One in two is a power of 2."""
         drawn = math.exp(min(self.random.uniform(math.log(2), math.log(self.most_batch)) for _ in range(self.batches)))
         return 2 ** int(math.log2(drawn)) if self.random.random() < 0.5 else round(drawn)
 
     def block(self) -> int:
-        """What the channels or features of a layer are multiples of: 64 in half of the cases. People choose round
-        numbers, and libraries have kernels of their own for them."""
+        """What the channels or features of a layer are multiples of: 64 in nearly half of the cases. People choose
+        round numbers, and libraries have kernels of their own for them."""
         return self.random.choice(BLOCKS)
 
     def width(self, low: int, high: int, block: int | None = None) -> int:
