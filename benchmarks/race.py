@@ -121,11 +121,26 @@ def main() -> None:
 
 
 def run_to_the_end(words: list[str]) -> int:
-    """Ctrl-C and its like are passed on and waited for, so that what was measured by then is kept."""
-    race = subprocess.Popen(words, cwd=ROOT, start_new_session=True)  # so that it hears of Ctrl-C once, from here
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: race.send_signal(number))
-    return race.wait()
+    """Ctrl-C and its like are passed on and waited for, so that what was measured by then is kept; they count as an end
+    also where they come too late for that."""
+    race: subprocess.Popen[bytes] | None = None
+    told: list[int] = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        told.append(number)
+        if race is not None:
+            race.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        race = subprocess.Popen(words, cwd=ROOT, start_new_session=True)  # so that it hears of Ctrl-C once, from here
+        for number in told:
+            race.send_signal(number)
+        status = race.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    return status or (128 + told[0] if told else 0)
 
 
 if __name__ == "__main__":
