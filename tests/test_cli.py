@@ -238,6 +238,15 @@ def test_a_signal_ends_every_process_and_keeps_the_metrics(
 
 
 @pytest.mark.timeout(60)
+def test_nohup_is_respected() -> None:
+    code = "import signal, sys; from offbeat import cli; sys.argv = ['offbeat', '--version']\n"
+    code += "try: cli.main()\nfinally: print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    for words, ignored in ((["nohup"], "True"), ([], "False")):
+        ran = subprocess.run([*words, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert ran.stdout.split()[-1] == ignored
+
+
+@pytest.mark.timeout(60)
 def test_a_signal_while_workers_start_ends_them_without_a_traceback(tmp_path: Path) -> None:
     with running("train", *FOREVER, folder=tmp_path) as run:
         while len(run.workers()) < 2:

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from test_bad_input import check_sentence
 
 from offbeat import cli
 from offbeat.compare.contest import Contest, Entry, run_contest
-from offbeat.compare.lap import Lap, LapFailed
+from offbeat.compare.lap import Lap, LapFailed, any_story
 from offbeat.compare.measures import bytes_per_sample, measure, wire_utilisation
 from offbeat.compare.snapshots import Point, flat_of
 from offbeat.compare.worker import (
@@ -31,6 +31,7 @@ from offbeat.emulate import missing
 from offbeat.errors import BadInput
 from offbeat.trace import Trace
 from offbeat.train.schedule import rate_factor
+from offbeat.train.shards import Shard
 from offbeat.train.tasks import load_task
 
 RIVAL = """
@@ -271,6 +272,30 @@ def test_a_lap_over_its_limit_is_listed_and_the_race_goes_on(
     assert none["failure"] is None
     assert local_sgd["failure"] is None
     assert waits["failure"].startswith("it was not done after 20 s (--limit-seconds): ")
+
+
+def test_of_a_lap_over_its_limit_the_story_is_that_of_one_who_said_something(tmp_path: Path) -> None:
+    assert any_story(tmp_path) == "it said nothing"
+    for rank, said in enumerate(("", "one\ntwo\nthree\nfour\n", "five")):
+        (tmp_path / f"{rank}.log").write_text(said)
+    assert any_story(tmp_path) == "worker 1: two / three / four"
+
+
+def test_bytes_are_by_the_samples_that_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 workers have 22 of the digits each, which is less than a batch."""
+    seen: list[int] = []
+
+    def measured(_lap: Lap, *, samples_per_step: int, **_more: Any) -> NoReturn:
+        seen.append(samples_per_step)
+        raise LapFailed("that is enough")
+
+    monkeypatch.setattr("offbeat.compare.contest.run_lap", lambda *_args, **_named: None)
+    monkeypatch.setattr("offbeat.compare.contest.measure", measured)
+    contest = Contest(strategies=("ddp",), links=(None,), workers=(64,), steps=1, batch=32)
+    run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    shard = Shard(samples=len(load_task("digits", seed=0).train), rank=0, workers=64, batch=32, seed=0)
+    assert set(seen) == {len(shard.indices(0))}
+    assert len(shard.indices(0)) < 32
 
 
 def lose(*_args: Any, **_kwargs: Any) -> Lap:

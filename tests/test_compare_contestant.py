@@ -55,6 +55,35 @@ def test_a_rival_that_cannot_be_loaded_is_listed_and_the_others_race(tmp_path: P
     assert re.search(rf"missing.py cannot be loaded \({reason}, or leave it out", str(found[missing]))
 
 
+STUCK = """
+import threading, time
+from contextlib import contextmanager
+
+@contextmanager
+def train(model, optimizer, setup):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    yield model, optimizer
+    LINE
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("raise ValueError('out of luck')", "ended with status 1: .* ValueError: out of luck"),
+        ("raise SystemExit(7)", "ended with status 7: it said nothing"),
+        ("raise SystemExit", "ended with status 0 before its report"),
+    ],
+)
+def test_a_rival_that_fails_does_not_wait_for_its_own_threads(tmp_path: Path, line: str, reason: str) -> None:
+    """Nor for what is in flight, which may take as long as a lap may last."""
+    (tmp_path / "stuck.py").write_text(STUCK.replace("LINE", line))
+    contest = Contest(strategies=(f"{tmp_path}/stuck.py:train",), links=(None,), workers=(1,), steps=3)
+    _, failed = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    assert re.search(reason, str(failed.failure))
+
+
 OWN = """
 from contextlib import contextmanager
 import torch

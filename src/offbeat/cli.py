@@ -15,6 +15,7 @@ import click
 
 from .connect import ENVIRONMENT
 from .errors import BadInput, OffbeatError
+from .leave import leave
 from .lists import numbers, whole_numbers, without_lists
 from .options import options_of, type_of
 from .strategies import STRATEGIES, make_strategy
@@ -46,7 +47,8 @@ def main() -> None:
         be_a_worker()
     else:
         for number in ENDING_SIGNALS:
-            signal.signal(number, interrupt)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, interrupt)
     if len(sys.argv) == 1:
         sys.argv += DEMO
     if len(sys.argv) > 1 and sys.argv[1].startswith("-") and sys.argv[1] not in OWN_FLAGS:
@@ -71,13 +73,6 @@ def main() -> None:
     if is_worker():
         leave(status)
     sys.exit(status)
-
-
-def leave(status: int) -> NoReturn:
-    """End this worker without taking the interpreter down: torch's threads would still ask for its lock, and crash."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def is_worker() -> bool:

@@ -216,7 +216,10 @@ def _run(
         with make_course(layout.nodes, entry.link, delay=contest.delay) as course:
             lap = run_lap(course, config, watch=lambda underway: watch(entry, underway))
             measures = measure(
-                lap, samples_per_step=shard.batch, target_accuracy=contest.target_accuracy, link=course.bytes_per_second
+                lap,
+                samples_per_step=shard.size_of_batches,
+                target_accuracy=contest.target_accuracy,
+                link=course.bytes_per_second,
             )
     except (CannotLoad, LapFailed) as failure:
         return Outcome(entry, None, None, None, str(failure))

@@ -19,6 +19,7 @@ from .snapshots import Point, curve
 from .worker import Config, Report
 
 SAMPLE_SECONDS = 0.2  # between two looks at the wire
+NOTHING = "it said nothing"
 STORY_LINES = 3  # of a worker's last words, where it fails
 
 
@@ -100,7 +101,7 @@ def _wait(
         while any(process.poll() is None for process in processes):
             _check_ended(processes, folder)
             if time.monotonic() > began + limit:
-                raise LapFailed(f"it was not done after {limit:g} s (--limit-seconds): {_story(folder, 0)}")
+                raise LapFailed(f"it was not done after {limit:g} s (--limit-seconds): {any_story(folder)}")
             sent.append((time.monotonic(), [course.bytes_sent(node) for node in range(course.nodes)]))
             tell(time.monotonic() - began)
             time.sleep(SAMPLE_SECONDS)
@@ -127,9 +128,19 @@ def _read_report(folder: Path, rank: int) -> Report:
     return Report(**json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")))
 
 
+def any_story(folder: Path) -> str:
+    """Of the first worker that said anything."""
+    ranks = range(len(list(folder.glob("*.log"))))
+    return next((f"worker {rank}: {story}" for rank in ranks if (story := _last_words(folder, rank))), NOTHING)
+
+
 def _story(folder: Path, rank: int) -> str:
+    return _last_words(folder, rank) or NOTHING
+
+
+def _last_words(folder: Path, rank: int) -> str:
     lines = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return " / ".join(line.strip() for line in lines[-STORY_LINES:]) or "it said nothing"
+    return " / ".join(line.strip() for line in lines[-STORY_LINES:])
 
 
 def _free_port() -> int:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ from torch.optim import Optimizer
 
 from ..connect import join_process_group
 from ..layout import Layout
+from ..leave import leave
 from ..malloc import keep_freed_memory
 from ..trace import Event
 from ..train.augment import augmented
@@ -35,6 +37,7 @@ from .cpu import cpu_seconds
 from .odometer import odometer
 from .snapshots import Album
 
+FAILURE = 1
 LIMIT_SECONDS = 3600.0
 TIMED_STEPS = 5  # of the copy whose pace a slow worker goes by
 
@@ -239,15 +242,21 @@ def sleep_until(moment: float) -> None:
 
 
 def main() -> None:
+    """Whatever happens, go at once: the interpreter would first wait for what is in flight, for as long as a lap may
+    last, and the others for this worker."""
     config, rank = Config.read(Path(sys.argv[1])), int(os.environ["RANK"])
-    report = work(config, rank)
-    path = Path(config.folder) / f"{rank}.json"
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    temporary.replace(path)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # torch's and a rival's threads would still ask for the interpreter's lock
+    try:
+        report = work(config, rank)
+        path = Path(config.folder) / f"{rank}.json"
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
+        temporary.replace(path)
+    except SystemExit as wanted:  # a rival's own end
+        leave(wanted.code if isinstance(wanted.code, int) else 0 if wanted.code is None else FAILURE)
+    except BaseException:
+        traceback.print_exc()
+        leave(FAILURE)
+    leave(0)
 
 
 if __name__ == "__main__":
