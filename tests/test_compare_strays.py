@@ -84,6 +84,29 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert not Path(own).exists()
 
 
+def test_where_nobody_can_tell_whose_folders_they_are_all_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbeat.emulate.folders.RAM", tmp_path)
+    monkeypatch.setattr("offbeat.emulate.folders.PROC", tmp_path / "masked")
+    (tmp_path / f"offbeat-lap-0-{os.getpid()}-1-0-x").mkdir()
+    with folder_of_run("lap", in_ram=True):
+        sweep()
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_folders_of_another_boot_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.emulate.folders.RAM", tmp_path)
+    boot = tmp_path / "sys" / "kernel" / "random" / "boot_id"
+    boot.parent.mkdir(parents=True)
+    monkeypatch.setattr("offbeat.emulate.folders.PROC", tmp_path)
+    boot.write_text("one")
+    with folder_of_run("lap", in_ram=True) as own:
+        assert folders_of(os.getpid()) == [Path(own)]
+        boot.write_text("other")
+        assert not folders_of(os.getpid())
+
+
 def test_a_worker_on_loopback_gets_its_arguments_and_environment(tmp_path: Path) -> None:
     code = "import os, sys; print(sys.argv[1:], os.environ['RANK'])"
     with Loopback(1) as course, (tmp_path / "log").open("wb") as log:

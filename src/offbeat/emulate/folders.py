@@ -12,6 +12,7 @@ from .runs import NAME, PROC, new_name
 
 FOLDER = re.compile(rf"offbeat-[a-z]+-(?P<space>\d+)-(?P<run>{NAME.pattern})-.*")
 RAM = Path("/dev/shm")
+UNKNOWN = "0"  # a space
 
 
 def folder_of_run(kind: str, *, in_ram: bool = False) -> "tempfile.TemporaryDirectory[str]":
@@ -24,11 +25,14 @@ def folder_of_run(kind: str, *, in_ram: bool = False) -> "tempfile.TemporaryDire
 
 def folders() -> Iterator[tuple[Path, str]]:
     """With the names of their runs; not those of other containers and machines, who may share
-    memory or a disk and number processes anew."""
+    memory or a disk and number processes anew. None where that cannot be told."""
+    space = _space()
+    if space == UNKNOWN:
+        return
     for place in {RAM, Path(tempfile.gettempdir())}:
         for path in place.glob("offbeat-*"):
             found = FOLDER.fullmatch(path.name)
-            if found is not None and found["space"] == _space():
+            if found is not None and found["space"] == space:
                 yield path, found["run"]
 
 
@@ -37,4 +41,4 @@ def _space() -> str:
     with suppress(OSError):
         boot = (PROC / "sys" / "kernel" / "random" / "boot_id").read_text()
         return str(zlib.crc32(f"{boot} {os.stat('/proc/self/ns/pid').st_ino}".encode()))
-    return "0"
+    return UNKNOWN
