@@ -53,7 +53,7 @@ class Row:
     roofline: float
     torch_estimator: float | None
     visits: list[float]  # seconds, at the reference's usual speed; those that were quiet, if any was
-    quiet: int  # visits in which neighbours left the CPU alone
+    quiet: int | None  # visits in which neighbours left the CPU alone; None: nobody looked, as beside a GPU
     raw: list[float]  # as the clock said
     op_errors: list[float]  # of each visit: the operations' absolute errors, over the sum of their times
     ops: list[float]  # of the last visit: seconds of each operation
@@ -89,10 +89,11 @@ def main() -> None:
     rows = measure(profile, torch.bfloat16 if given.bf16 else None, given.rounds, given.patience)
     for row in rows:
         spread = (max(row.visits) - min(row.visits)) / row.measured / 2
+        quiet = "" if row.quiet is None else f", {row.quiet} quiet"
         estimator = "-" if row.torch_estimator is None else f"{100 * row.error_of(row.torch_estimator):+.0f} %"
         print(
             f"{row.model:>10} batch {row.batch:>3}: predicted {human_seconds(row.predicted):>9}, measured "
-            f"{human_seconds(row.measured):>9} ±{100 * spread:.0f} % in {len(row.visits)} visits, {row.quiet} quiet: "
+            f"{human_seconds(row.measured):>9} ±{100 * spread:.0f} % in {len(row.visits)} visits{quiet}: "
             f"{100 * row.error:+6.1f} %   roofline "
             f"{100 * row.error_of(row.roofline):+5.0f} %   torch's estimator {estimator}"
         )
@@ -123,7 +124,7 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, p
                 continue
             row = Row(
                 subject.name, batch, predict(subject.at(batch), profile).time.seconds,
-                predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], 0, [], [], [],
+                predict(subject.at(batch), bare).time.seconds, by_torch(subject, batch), [], None, [], [], [],
             )  # fmt: skip
             cases[subject.name, batch] = subject, row
     order = list(cases)
@@ -137,7 +138,7 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, p
         found[subject.name, batch].append(visit)
     for key, (subject, row) in cases.items():
         quiet = [visit for visit in found[key] if visit.quiet]
-        row.quiet = len(quiet)
+        row.quiet = None if all(visit.quiet is None for visit in found[key]) else len(quiet)
         for visit in quiet or found[key]:
             usual = visit.at_speed_of(profile.reference_seconds or visit.reference_seconds)
             row.raw.append(visit.seconds)
@@ -192,11 +193,12 @@ def summary(rows: list[Row]) -> dict[str, float | None]:
 
 def words(said: dict[str, float | None], rows: list[Row]) -> str:
     unquiet = sum(row.quiet == 0 for row in rows)
+    of_quiet = "" if all(row.quiet is None for row in rows) else f"; of {unquiet} steps none was quiet"
     share = {name: "-" if value is None else percent(value, 1) for name, value in said.items()}
     return (
         f"mean error {share['mean']}, worst {share['worst']} of {len(rows)} steps; of operations {share['ops']}; as "
         f"the clock said {share['mean_raw']}, {share['worst_raw']}; roofline {share['roofline_mean']}; one visit is "
-        f"off the median of its step by {share['one_visit_from_the_median']}; of {unquiet} steps none was quiet"
+        f"off the median of its step by {share['one_visit_from_the_median']}{of_quiet}"
     )
 
 

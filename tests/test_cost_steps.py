@@ -188,7 +188,13 @@ class Told(Gauge):
 
 @pytest.mark.parametrize(
     ("seconds", "steps"),
-    [(0.0, 4 + MOST_WARM + 2 * MOST_PAIRS), (0.05, 4 + 1 + 2), (0.2, 4 + 1 + 2), (0.5, 3 + 2)],
+    [
+        (0.0, 4 + MOST_WARM + 2 * MOST_PAIRS),
+        (0.008, 4 + 2 + 2 * MOST_PAIRS),
+        (0.05, 4 + 1 + 2),
+        (0.2, 4 + 1 + 2),
+        (0.5, 3 + 2),
+    ],
 )
 def test_the_longer_a_step_the_fewer_are_made(monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int) -> None:
     """Beside those that are timed by phase, as many as have their operations timed."""
@@ -226,19 +232,20 @@ def test_a_visit_is_made_of_quiet_turns(
 
 
 @pytest.mark.parametrize(
-    ("patience", "order"),
+    ("patience", "held", "order"),
     [
-        (60.0, "prepare a, prepare b, time a, prepare c, time b, time c"),
-        (0.0, "prepare a, time a, prepare b, time b, prepare c, time c"),
+        (60.0, 1 << 10, "prepare a, prepare b, time a, prepare c, time b, time c"),
+        (60.0, 1 << 50, "prepare a, time a, prepare b, time b, prepare c, time c"),  # two do not fit into the memory
+        (0.0, 1 << 10, "prepare a, time a, prepare b, time b, prepare c, time c"),
     ],
 )
 def test_steps_are_prepared_while_the_cpu_is_not_quiet(
-    monkeypatch: pytest.MonkeyPatch, patience: float, order: str
+    monkeypatch: pytest.MonkeyPatch, patience: float, held: int, order: str
 ) -> None:
     done: list[str] = []
 
     class Stub:
-        has_enough = True
+        has_enough, held_nbytes = True, held
 
         def __init__(self, step: str, *, turns: int) -> None:
             self.step, self.since = step, time.monotonic()
@@ -271,6 +278,14 @@ def test_timing_changes_no_number() -> None:
         assert one.grad is not None
         assert other.grad is not None
         assert torch.allclose(one.grad, other.grad, atol=1e-6)
+
+
+def test_a_step_that_waits_holds_weights_gradients_and_momentum() -> None:
+    step = RealStep(find_subject("cnn", platform="cpu", input_shape=(3, 16, 16)), 2, CPU)
+    weights = sum(parameter.nbytes for parameter in step.model.parameters())
+    assert step.held_nbytes == weights
+    step()
+    assert step.held_nbytes == 3 * weights
 
 
 def test_a_real_step_can_be_repeated_for_ever() -> None:

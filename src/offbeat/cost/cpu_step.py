@@ -70,6 +70,11 @@ class Prepared:
         self._warm = 0 if self._is_long else max(1, min(MOST_WARM, int(WARM_SECONDS / seconds)))
 
     @property
+    def held_nbytes(self) -> int:
+        """While it waits."""
+        return self._step.held_nbytes
+
+    @property
     def has_enough(self) -> bool:
         return self._quiet >= self._wanted or len(self._made) >= self._wanted * (1 if self._is_long else MOST_TURNS)
 

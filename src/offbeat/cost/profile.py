@@ -12,7 +12,7 @@ from .host import PhaseTiming, StepTiming
 from .kernel import Kernel
 from .written import from_json, to_json
 
-VERSION = 7
+VERSION = 8
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,14 @@ class RealStep:
     def __call__(self) -> None:
         self.by_phase()
 
+    @property
+    def held_nbytes(self) -> int:
+        """Between two steps: weights, their gradients, and what the optimizer keeps."""
+        weights = list(self.model.parameters())
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        state = [each for own in self._optimizer.state.values() for each in own.values() if isinstance(each, Tensor)]
+        return sum(each.nbytes for each in (*weights, *gradients, *state))
+
     def by_phase(self) -> tuple[float, float, float]:
         """A step; the seconds that forward, backward and optimizer took the host."""
         began = time.perf_counter()

@@ -32,7 +32,7 @@ class Visit:
     ops: tuple[float, ...]
     reference_seconds: float = 1.0  # of a step of the reference, meanwhile; 1 where there is none
     on_gpu: bool = False  # then the reference tells how fast the host is, and nothing of the device
-    quiet: bool = True  # whether neighbours left the CPU alone meanwhile, as far as one can tell
+    quiet: bool | None = None  # whether neighbours left the CPU alone meanwhile, where that was looked at
 
     def at_speed_of(self, reference_seconds: float) -> "Visit":
         """As it would have been with the reference taking so long."""

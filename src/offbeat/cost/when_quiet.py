@@ -1,6 +1,7 @@
 """visits_when_quiet: each of many steps has its turns when the CPU is quiet; the next ones are prepared meanwhile."""
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from .real_step import RealStep
 from .visits import Visit
 
 MOST_PREPARED = 6  # steps that wait
+MOST_HELD = 0.2  # of the memory, by them
 PATIENCE_SECONDS = 20.0  # of a step; then the CPU is its own as it is
 
 Key = TypeVar("Key")
@@ -27,6 +29,7 @@ def visits_when_quiet(
 ) -> Iterator[tuple[Key, Visit]]:
     """By their keys. After `until` (of `time.monotonic`) no step but the first is begun, and nothing waits."""
     source, waiting = iter(steps), deque[tuple[Key, Prepared]]()
+    most_held = MOST_HELD * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     some_left, before = True, gauge.look()
     while some_left or waiting:
         now = time.monotonic()
@@ -39,7 +42,7 @@ def visits_when_quiet(
                 some_left = some_left and time.monotonic() < until
                 yield key, own.visit()
             continue
-        if some_left and len(waiting) < MOST_PREPARED:
+        if some_left and len(waiting) < MOST_PREPARED and sum(own.held_nbytes for _, own in waiting) < most_held:
             following = next(source, None)
             some_left = following is not None
             if following is not None:
