@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,24 @@ from offbeat.compare.command import without
 ROOT = Path(__file__).parent.parent
 
 
-def keep(path: Path, *, began: float, held: bool, runs: list[dict[str, Any]], **more: Any) -> None:
-    """began: by `time.time()`; runs: what was measured, one by one."""
+@dataclass(frozen=True)
+class Start:
+    """When a benchmark began, and of which sources: others may have taken their place by its end."""
+
+    seconds: float = field(default_factory=time.time)
+    commit: str | None = field(default_factory=lambda: commit())
+
+
+def keep(path: Path, *, start: Start, held: bool, runs: list[dict[str, Any]], **more: Any) -> None:
+    """runs: what was measured, one by one."""
     record = {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start.seconds)),
         "command": command(),
         "machine": {"cpus": len(os.sched_getaffinity(0)), "processor": platform.machine(), "gpu": None},
         "versions": {
             "torch": version("torch"), "python": platform.python_version(), "kernel": platform.release(),
         },
-        "commit": commit(),
+        "commit": start.commit,
         "held": held,
         **more,
         "runs": runs,
@@ -37,7 +46,7 @@ def command() -> list[str]:
 
 
 def commit() -> str | None:
-    """Of the sources that ran; None where they are no clone."""
+    """Of the sources as they are; None where they are no clone."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip() or None if found.returncode == 0 else None

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from kept import keep
+from kept import Start, keep
 
 from offbeat.emulate import Cluster
 from offbeat.emulate.folders import folder_of_run, folders
@@ -152,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.cycles < 1:
         parser.error(f"--cycles {options.cycles} must be at least 1")
-    began, before = time.time(), set(namespaces_in_use())
+    start, before = Start(), set(namespaces_in_use())
     runs = []
     for cycle in range(options.cycles):
         since = time.monotonic()
@@ -164,13 +164,15 @@ def main() -> None:
     failures = sum(1 for run in runs if run["left"])
     more = len(set(namespaces_in_use()) - before)
     ownerless = sum(1 for _, name in folders() if not owner_lives(name))
-    print(f"{options.cycles} cycles of up, kill -9, up again, {(time.time() - began) / options.cycles:.2f} s each")
+    print(
+        f"{options.cycles} cycles of up, kill -9, up again, {(time.time() - start.seconds) / options.cycles:.2f} s each"
+    )
     print(f"left something behind: {failures}; network namespaces more than before: {more}; "
           f"folders without an owner: {ownerless}")  # fmt: skip
     held = not failures and not more and not ownerless
     print(f"nothing is left behind: {'held' if held else 'NOT held'}")
     if options.json is not None:
-        keep(options.json, began=began, held=held, runs=runs, namespaces_more=more, folders_without_owner=ownerless)
+        keep(options.json, start=start, held=held, runs=runs, namespaces_more=more, folders_without_owner=ownerless)
     sys.exit(0 if held else 1)
 
 

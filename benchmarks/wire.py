@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kept import keep
+from kept import Start, keep
 from swap import bare, ours
 
 from offbeat.emulate import Cluster
@@ -146,7 +146,7 @@ def main() -> None:
             f"--seconds {options.seconds:g} and --repeats {options.repeats} must be positive, at most a minute"
         )
     print(f"{os.cpu_count()} cores, {os.getloadavg()[0]:.1f} processes wanted one in the last minute")
-    began, results = time.time(), []
+    start, results = Start(), []
     for link in options.links.split(","):
         try:
             results.append(measure(link, options.seconds, options.repeats))
@@ -155,7 +155,7 @@ def main() -> None:
         tell(results[-1])
     held = all(each["held"] for each in results)
     if options.json is not None:
-        keep(options.json, began=began, held=held, runs=results, target=TARGET)
+        keep(options.json, start=start, held=held, runs=results, target=TARGET)
     sys.exit(0 if held else 1)
 
 

@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ def test_a_record_says_all_but_where_it_is(tmp_path: Path, given: list[str], mon
     path = tmp_path / "leaks.json"
     words = [word.replace("FILE", str(path)) for word in given]
     monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/leaks.py", "--cycles", "3", *words])
-    kept.keep(path, began=time.time(), held=False, runs=[{"cycle": 0, "left": ["process 5"]}], cycles=1)
+    kept.keep(path, start=kept.Start(), held=False, runs=[{"cycle": 0, "left": ["process 5"]}], cycles=1)
     record = json.loads(path.read_text())
     assert {"date", "command", "machine", "versions", "commit", "held", "cycles", "runs"} == record.keys()
     assert record["command"] == ["python", "benchmarks/leaks.py", "--cycles", "3"]
