@@ -21,6 +21,7 @@ from offbeat.gather import collect_json
 from offbeat.layout import Layout, Ranks
 from offbeat.report.history import STATUSES_PER_WORKER, History
 from offbeat.report.json_file import write_json
+from offbeat.report.live import Live
 from offbeat.report.metrics import MetricsFile, read_metrics
 from offbeat.report.outputs import write_outputs
 from offbeat.report.progress import Progress
@@ -283,6 +284,22 @@ def test_the_terminal_gets_its_cursor_back(error: type[BaseException] | None, mo
     hidden, shown = file.getvalue().rfind("\x1b[?25l"), file.getvalue().rfind("\x1b[?25h")
     assert 0 <= hidden < shown
     assert "step 5 of 10" in file.getvalue()
+
+
+def test_a_second_interruption_leaves_no_terminal_without_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
+    display = Live(console=Console(file=file, force_terminal=True, width=80), auto_refresh=False)
+    display.start()
+
+    def refresh() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(display, "refresh", refresh)
+    monkeypatch.setattr(display.console, "pop_render_hook", refresh)
+    with pytest.raises(KeyboardInterrupt):
+        display.stop()
+    assert 0 <= file.getvalue().rfind("\x1b[?25l") < file.getvalue().rfind("\x1b[?25h")
 
 
 # --- the table ---

@@ -4,11 +4,11 @@ import sys
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..report.live import Live
 from ..report.progress import clock_time
 from .contest import Entry
 from .lap import Underway
@@ -51,10 +51,7 @@ class RaceProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
-            try:
-                self._live.stop()
-            finally:  # a second Ctrl-C must not leave the terminal without its cursor
-                self.console.show_cursor(True)
+            self._live.stop()
 
     def line(self) -> str:
         """All of it in one line, without control codes."""

@@ -9,11 +9,11 @@ from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .live import Live
 from .status import Status
 from .table import (
     COMPUTING,
@@ -85,10 +85,7 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.transient = kind is None
-            try:
-                self._live.stop()
-            finally:  # a second Ctrl-C must not leave the terminal without its cursor
-                self.console.show_cursor(True)
+            self._live.stop()
         elif self._latest and self._printed is not self._latest:
             self._print_line()
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .live import Live
 from .progress import clock_time
 from .table import counted, percent
 
@@ -79,10 +79,7 @@ class SweepProgress:
     ) -> None:
         if self._live is not None:
             self._live.transient = kind is None
-            try:
-                self._live.stop()
-            finally:
-                self.console.show_cursor(True)
+            self._live.stop()
 
     def line(self) -> str:
         """All of it in one line, without control codes."""
