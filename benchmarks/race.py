@@ -23,18 +23,16 @@ RACE = (
     "--task fashion-mnist --model lenet --batch 16 --workers 4 --link 100mbit --step-seconds 0.1 "
     "--steps 240 --target-accuracy 0.82 --snapshots 30"
 )
-TRAIL = "trail=0.1"
-TO_ACCURACY, AT_HALF_THE_RATE = f"{RACE} --learning-rate 0.02", f"{RACE} --learning-rate 0.01"
-AT_A_THIRD = f"{RACE} --learning-rate 0.007"
+AT_THE_RATE = f"{RACE} --learning-rate 0.02"
 EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
-NARROW = "lasgd:wire_dtype=bfloat16"
+NARROW, TRAIL = "lasgd:wire_dtype=bfloat16", "trail=0.1"
 AVERAGES, PAIRS = f"lasgd,{NARROW}", "gossip,a2cid2"
-BEST_RIVALS = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
+POST_LOCAL = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
 DILOCO = f"{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
-BEST_RIVALS += f",{DILOCO}"
-ALL_RIVALS = ",".join(
+BOTH_DILOCOS = f"{DILOCO},{DILOCO},{TRAIL}"  # without a trail and with one
+FASTEST = f"{NARROW},{NARROW},{TRAIL},{BOTH_DILOCOS}"
+OTHER_RIVALS = ",".join(
     [
-        BEST_RIVALS,
         f"{RIVALS}/torchft_local_sgd.py:train:every=32",
         f"{RIVALS}/torchft_diloco.py:train:every=64,fragments=4,delay=12",  # cannot: too few parameters to cut
         f"{RIVALS}/hivemind_local.py:train:every=16",
@@ -43,7 +41,6 @@ ALL_RIVALS = ",".join(
         f"{RIVALS}/torch_ddp.py:train:hook=fp16",
         f"{RIVALS}/decent_dp.py:train:topology=ring",
         f"{RIVALS}/decent_dp.py:train:topology=one-peer-exp",
-        "ddp",
     ]
 )
 CEILINGS = "--task fashion-mnist --model lenet --batch 2 --workers 4"
@@ -55,19 +52,13 @@ AT_BEST_RATE = GPU.replace("--learning-rate 0.05", "--learning-rate 0.03")
 WITH_MOMENTUM = f"{NARROW},momentum=0.5"
 DILOCO_ON_GPU = "diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16"
 RACES = {
-    "accuracy": f"{TO_ACCURACY} --strategies {AVERAGES},{ALL_RIVALS}",
-    "accuracy-pairs": f"{TO_ACCURACY} --strategies {PAIRS}",
-    "seeds": f"{TO_ACCURACY} --seed 1 --repeats 2 --strategies {AVERAGES},{PAIRS},{BEST_RIVALS},ddp",
-    "averages": f"{TO_ACCURACY} --repeats 3 --strategies {AVERAGES},{DILOCO}",
-    "half-rate": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {AVERAGES},{DILOCO}",
-    "narrow": f"{TO_ACCURACY} --repeats 3 --strategies {NARROW}",
-    "half-rate-narrow": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {NARROW}",
-    "third-of-the-rate": f"{AT_A_THIRD} --repeats 3 --strategies {AVERAGES},{DILOCO}",
-    "trail-at-the-rate": f"{TO_ACCURACY} --repeats 3 --strategies {NARROW},{NARROW},{TRAIL}",
-    "trail": f"{AT_HALF_THE_RATE} --repeats 3 --strategies {NARROW},{TRAIL},lasgd:{TRAIL},{DILOCO},{DILOCO},{TRAIL}",
-    "trail-third": f"{AT_A_THIRD} --repeats 3 --strategies {NARROW},{TRAIL},{DILOCO},{DILOCO},{TRAIL}",
-    "trail-more": f"{AT_A_THIRD} --seed 3 --repeats 3 --strategies {NARROW},{TRAIL},{DILOCO},{TRAIL}",
-    "straggler": f"{TO_ACCURACY} --straggler 0:2 --strategies {AVERAGES},{BEST_RIVALS}",
+    "accuracy": f"{AT_THE_RATE} --repeats 3 --strategies lasgd,{FASTEST},{PAIRS},{POST_LOCAL}",
+    "accuracy-ddp": f"{AT_THE_RATE} --repeats 3 --strategies ddp",  # takes as long as all others
+    "accuracy-rivals": f"{AT_THE_RATE} --strategies {OTHER_RIVALS}",
+    "rate-0.01": f"{RACE} --learning-rate 0.01 --repeats 3 --strategies {FASTEST}",
+    "rate-0.007": f"{RACE} --learning-rate 0.007 --repeats 3 --strategies {FASTEST}",
+    "rate-0.005": f"{RACE} --learning-rate 0.005 --repeats 3 --strategies {BOTH_DILOCOS}",
+    "straggler": f"{AT_THE_RATE} --straggler 0:2 --strategies {AVERAGES},{POST_LOCAL},{DILOCO}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire
     "ceilings-100mbit": f"{CEILINGS} --repeats 2 --link 100mbit --step-seconds 0.17 --steps 120 "
@@ -109,11 +100,12 @@ def main() -> None:
         out = ROOT / "runs" / f"race-{name}"  # with the report
         (out / "compare.json").unlink(missing_ok=True)
         print(f"{name}: offbeat compare {RACES[name]}", flush=True)
+        sources = commit()
         words = [*RACES[name].split(), *data, "--out", str(out)]
         status = run_to_the_end([sys.executable, "-m", "offbeat", "compare", *words])
         if (out / "compare.json").is_file():
             record = json.loads((out / "compare.json").read_text(encoding="utf-8"))
-            record["commit"] = commit()
+            record["commit"] = sources
             kept = arguments.results / (f"{name}.json" if status == 0 else f"{name}.json.part")
             kept.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if status:
@@ -131,7 +123,10 @@ def run_to_the_end(words: list[str]) -> int:
         if race is not None:
             race.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         race = subprocess.Popen(words, cwd=ROOT, start_new_session=True)  # so that it hears of Ctrl-C once, from here
         for number in told:
