@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from offbeat.compare.command import without
+from offbeat.compare.record import without
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,6 +16,7 @@ from offbeat import cli
 from offbeat.compare.contest import Contest, Entry, run_contest
 from offbeat.compare.lap import Lap, LapFailed, any_story
 from offbeat.compare.measures import bytes_per_sample, measure, wire_utilisation
+from offbeat.compare.record import as_record
 from offbeat.compare.snapshots import Point, flat_of
 from offbeat.compare.worker import (
     EVENTS,
@@ -184,7 +185,7 @@ def between(moments: list[float]) -> list[float]:
 
 
 def test_an_entry_says_who_where_and_when() -> None:
-    assert str(Entry("ddp", None, 4, 0)) == "ddp on 4 workers, loopback, repeat 0"
+    assert str(Entry("ddp", None, 4, 0, 0)) == "ddp on 4 workers, loopback, repeat 0"
 
 
 def test_a_contest_is_interleaved_and_has_the_baseline_in_each_repeat() -> None:
@@ -192,6 +193,14 @@ def test_a_contest_is_interleaved_and_has_the_baseline_in_each_repeat() -> None:
     entries = list(contest.entries())
     assert [entry.strategy for entry in entries] == ["none", "lasgd", "ddp"] * 4
     assert [entry.repeat for entry in entries] == [0] * 6 + [1] * 6
+
+
+def test_a_lap_that_failed_keeps_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.compare.contest.run_lap", lose)
+    contest = Contest(strategies=("ddp",), links=(None,), workers=(2,), steps=1, repeats=2, seed=7)
+    outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
+    runs = [as_record(outcome) for outcome in outcomes]
+    assert [(run["failure"], run["seed"]) for run in runs] == [("no such luck", 7)] * 2 + [("no such luck", 8)] * 2
 
 
 @pytest.mark.timeout(120)

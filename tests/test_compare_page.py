@@ -92,7 +92,7 @@ def outcome(contest: Contest, entry: Entry, alone: float | None) -> Outcome:
     ]
     config = Config(
         contestant=entry.strategy, folder="", task=contest.task, node_of=layout.node_of, steps=steps, batch=8,
-        seed=entry.repeat,
+        seed=entry.seed,
     )  # fmt: skip
     moved = 10_000 * list(WAITS).index(entry.strategy)
     sent = [(999.0 + k, [moved * k] * layout.nodes) for k in range(10)]
@@ -342,7 +342,7 @@ def slowed(report: Report, factor: float) -> Report:
 def test_a_long_race_with_a_straggler_has_a_report(tmp_path: Path, spec: str, factor: float) -> None:
     """The fast workers have ended long before the part of the lap that is shown of the slow one."""
     contest, _ = race(steps=1000)
-    found = outcome(contest, Entry(spec, "100kbit", 4, 0), 1.0)
+    found = outcome(contest, Entry(spec, "100kbit", 4, 0, 0), 1.0)
     assert found.lap is not None
     reports = [slowed(found.lap.reports[0], factor), *found.lap.reports[1:]]
     outcomes = [replace(found, lap=replace(found.lap, reports=reports))]

@@ -11,7 +11,7 @@ from offbeat.compare.lap import Underway
 from offbeat.compare.odometer import new_odometer, odometer
 from offbeat.compare.progress import RaceProgress
 
-LONG = Entry("benchmarks/rivals/torchft_diloco.py:train:every=32,fragments=2,delay=12,trail=0.1", "100mbit", 4, 2)
+LONG = Entry("benchmarks/rivals/torchft_diloco.py:train:every=32,fragments=2,delay=12,trail=0.1", "100mbit", 4, 2, 2)
 
 
 class Terminal(io.StringIO):

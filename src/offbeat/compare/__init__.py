@@ -16,6 +16,7 @@ meetings.py     who talks to whom
 page_data.py    all that report.html shows, as plain lists and dicts
 page.py         report.html, put together from that and from web/
 plots.py        the pictures
+record.py       what is kept of it: compare.json
 outputs.py      the folder of --out
 command.py      the command line
 """

@@ -1,15 +1,9 @@
 """What `offbeat compare` does with its flags."""
 
-import os
-import platform
-import sys
 import time
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 
 from ..errors import BadInput, OffbeatError
@@ -18,10 +12,10 @@ from ..report.json_file import check_json, write_json
 from ..report.outputs import replacing
 from ..report.status import to_json
 from ..sim.command import parse_stragglers
-from .contest import Contest, Outcome, as_record, run_contest
-from .mps import sharing
+from .contest import Contest, Outcome, run_contest
 from .outputs import NO_PLOTLY, write_outputs
 from .progress import RaceProgress
+from .record import record_of
 from .table import print_outcomes, rows_of
 
 LINK = "100mbit"
@@ -100,43 +94,3 @@ def line_of(outcome: Outcome) -> str:
     wire = "" if found.wire_utilisation is None else f", wire {found.wire_utilisation:.0%}"
     accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.3f}"
     return f"{outcome.entry}: {found.steps_per_second:.2f} steps/s{share}{wire}{accuracy}"
-
-
-def record_of(contest: Contest, outcomes: list[Outcome], began: float) -> dict[str, Any]:
-    return {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
-        "command": ["offbeat", *without(sys.argv[1:], "--out", "--json", "--data")],
-        "machine": {
-            "cpus": len(_cpus()),
-            "processor": platform.machine(),
-            "gpu": torch.cuda.get_device_name(0) if contest.device == "cuda" else None,
-            "gpu_shared_by": sharing(contest.device),
-        },
-        "versions": {"offbeat": own_version(), "torch": torch.__version__, "python": platform.python_version()},
-        "compute": contest.compute,
-        "task": contest.task,
-        "target_accuracy": contest.target_accuracy,
-        "runs": [as_record(outcome) for outcome in outcomes],
-    }
-
-
-def without(words: Sequence[str], *flags: str) -> list[str]:
-    """A command line without some flags and their values: where files are says nothing about the result."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if not skip and not any(word == flag or word.startswith(f"{flag}=") for flag in flags):
-            kept.append(word)
-        skip = not skip and word in flags
-    return kept
-
-
-def own_version() -> str:
-    try:
-        return version("offbeat")
-    except PackageNotFoundError:  # run from its sources
-        return "not installed"
-
-
-def _cpus() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

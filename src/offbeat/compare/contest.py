@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -142,7 +141,7 @@ class Contest:
             for workers in self.workers:
                 for link in self.links:
                     for spec in contestants:
-                        yield Entry(spec, link, workers, repeat)
+                        yield Entry(spec, link, workers, repeat, self.seed + repeat)
 
 
 @dataclass(frozen=True)
@@ -151,6 +150,7 @@ class Entry:
     link: str | None
     workers: int
     repeat: int
+    seed: int
 
     def __str__(self) -> str:
         return f"{self.strategy} on {self.workers} workers, {self.link or 'loopback'}, repeat {self.repeat}"
@@ -201,7 +201,7 @@ def _run(
         data=None if contest.data is None else str(contest.data),
         learning_rate=contest.learning_rate,
         batch=shard.batch,
-        seed=contest.seed + entry.repeat,
+        seed=entry.seed,
         step_seconds=contest.step_seconds,
         slower={str(rank): factor for rank, factor in contest.slower},
         snapshots=contest.snapshots,
@@ -225,23 +225,3 @@ def _run(
         return Outcome(entry, None, None, None, str(failure))
     own = measures.steps_per_second
     return Outcome(entry, lap, measures, own / alone if alone else 1.0 if entry.strategy == ALONE else None)
-
-
-def as_record(outcome: Outcome) -> dict[str, Any]:
-    """For JSON."""
-    entry, found = outcome.entry, outcome.measures
-    record: dict[str, Any] = {
-        "strategy": entry.strategy,
-        "link": entry.link,
-        "workers": entry.workers,
-        "repeat": entry.repeat,
-        "seed": None if outcome.lap is None else outcome.lap.config.seed,
-        "throughput_share": outcome.throughput_share,
-        "failure": outcome.failure,
-    }
-    names = Measures.__dataclass_fields__
-    record |= {name: None if found is None else getattr(found, name) for name in names}
-    if outcome.lap is not None:
-        record["strategy_report"] = outcome.lap.reports[0].strategy
-        record["curve"] = [vars(point) for point in outcome.lap.curve]
-    return record
