@@ -151,6 +151,7 @@ COMPARE = [
     ("--delay nan", r"delay of nan s"),
     ("--loopback --link 1gbit", r"--link 1gbit would go unused beside --loopback"),
     ("--loopback --link 100mbit", r"--link 100mbit would go unused"),  # even if it is the default
+    ("--link=", r"'' is not a rate"),
     ("--link fast", r"'fast' is not a rate"),
     ("--link 100mbit,90gbit", r"90gbit cannot be shaped: choose 1kbit to 34gbit"),
     ("--link 100mbit,", r"'' is not a rate"),
@@ -160,8 +161,17 @@ COMPARE = [
     ("--snapshots -3", r"--snapshots -3 does not fit: it must be at least 0"),
     ("--snapshots 0 --target-accuracy 0.9", r"--snapshots 0 leaves no point .* --target-accuracy 0.9"),
     ("--target-accuracy 1.5", r"--target-accuracy 1.5 .* at most 1"),
-    ("--limit-seconds -1", r"--limit-seconds -1 .* above 0"),
+    ("--limit-seconds 0", r"--limit-seconds 0 does not fit: it must be above 0"),
+    ("--limit-seconds nan", r"--limit-seconds nan does not fit"),
+    ("--limit-seconds 1e6", r"--limit-seconds 1e\+06 does not fit: .* at most 604800, a week"),
     ("--straggler 4:2", r"--straggler 4:2 .* below 4"),
+    ("--straggler 0:2 --step-seconds 0", r"--straggler 0:2 would go unused beside --step-seconds 0.*: leave"),
+    ("--strategies lasgdd", r"did you mean 'lasgd'"),
+    ("--workers 2 --nodes 3", r"3 nodes are more than 2 workers"),
+    ("--repeats 0", r"--repeats 0 .* at least 1"),
+    ("--steps 5 --epochs 2", r"--epochs 2 and --steps 5 contradict each other"),
+    ("--step-seconds -1", r"--step-seconds -1.0 does not fit"),
+    ("--json nowhere/x.json --loopback", r"--json nowhere/x.json cannot be written"),
     ("--seed -1 --loopback", r"seed -1 at least 0"),
 ]
 DDP = f"{ROOT}/benchmarks/rivals/torch_ddp.py:train"

@@ -19,6 +19,7 @@ import pytest
 
 from offbeat import cli
 from offbeat.compare import outputs
+from offbeat.compare.config import Config
 from offbeat.compare.contest import ALONE, Contest, Entry, Outcome
 from offbeat.compare.lap import Lap
 from offbeat.compare.looks import labels_of
@@ -28,7 +29,7 @@ from offbeat.compare.outputs import write_outputs
 from offbeat.compare.page_data import page_data, script_json
 from offbeat.compare.snapshots import Point
 from offbeat.compare.timeline import step_seconds, timeline
-from offbeat.compare.worker import Config, Report
+from offbeat.compare.worker import Report
 from offbeat.layout import Layout
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -44,7 +44,7 @@ def compare(
         snapshots = SNAPSHOTS if target_accuracy is not None else 1
     contest = Contest(
         strategies=split_specs(strategies),
-        links=(None,) if loopback else tuple(part.strip() for part in (link or LINK).split(",")),
+        links=(None,) if loopback else tuple(part.strip() for part in (LINK if link is None else link).split(",")),
         workers=workers,
         slower=tuple(parse_stragglers(straggler).items()),
         target_accuracy=target_accuracy,

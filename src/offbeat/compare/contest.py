@@ -18,11 +18,12 @@ from ..train.schedule import CONSTANT, SCHEDULES
 from ..train.shards import Shard
 from ..train.task import Task
 from ..train.tasks import load_task
+from .config import LIMIT_SECONDS, Config
 from .contestant import CannotLoad, find_contestant
 from .course import make_course
-from .lap import Lap, LapFailed, Underway, run_lap
+from .failures import LapFailed
+from .lap import Lap, Underway, run_lap
 from .measures import Measures, measure
-from .worker import LIMIT_SECONDS, Config
 
 DEVICES = ("cpu", "cuda")
 LONGEST_SECONDS = 7 * 86400.0
@@ -64,6 +65,12 @@ class Contest:
             raise BadInput(f"--epochs {self.epochs} and --steps {self.steps} contradict each other: give one of them")
         if self.step_seconds is not None and not 0 <= self.step_seconds < math.inf:
             raise BadInput(f"--step-seconds {self.step_seconds} does not fit: it must be at least 0, such as 0.17")
+        if self.step_seconds == 0 and self.slower:
+            rank, factor = self.slower[0]
+            raise BadInput(
+                f"--straggler {rank}:{factor:g} would go unused beside --step-seconds 0, which any factor leaves at 0: "
+                f"leave one of the two out"
+            )
         if not 0 < self.limit_seconds <= LONGEST_SECONDS:
             raise BadInput(
                 f"--limit-seconds {self.limit_seconds:g} does not fit: it must be above 0 and at most "

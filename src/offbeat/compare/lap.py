@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ..emulate.folders import folder_of_run
-from ..errors import OffbeatError
 from ..train.tasks import load_task
+from .config import Config
 from .course import PYTHON, Course
+from .failures import LapFailed, any_story, check_workers
 from .mps import mps
 from .odometer import new_odometer
 from .snapshots import Point, curve
-from .worker import Config, Report
+from .worker import Report
 
 SAMPLE_SECONDS = 0.2  # between two looks at the wire
-NOTHING = "it said nothing"
-STORY_LINES = 3  # of a worker's last words, where it fails
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,6 @@ class Underway:
 
 
 Watch = Callable[[Underway], None]  # told now and then
-
-
-class LapFailed(OffbeatError):
-    """A contestant that cannot run is listed with the reason."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def _wait(
     began, sent, folder, limit = time.monotonic(), [], Path(config.folder), config.limit_seconds
     try:
         while any(process.poll() is None for process in processes):
-            _check_ended(processes, folder)
+            check_workers(processes, folder)
             if time.monotonic() > began + limit:
                 raise LapFailed(f"it was not done after {limit:g} s (--limit-seconds): {any_story(folder)}")
             sent.append((time.monotonic(), [course.bytes_sent(node) for node in range(course.nodes)]))
@@ -110,37 +105,12 @@ def _wait(
             if process.poll() is None:
                 process.kill()
             process.wait()
-    _check_ended(processes, folder)
+    check_workers(processes, folder)
     return sent
-
-
-def _check_ended(processes: list[subprocess.Popen[Any]], folder: Path) -> None:
-    """Whoever has ended must have done so in good order, and have left its report."""
-    for rank, process in enumerate(processes):
-        status = process.poll()
-        if status:
-            raise LapFailed(f"worker {rank} ended with status {status}: {_story(folder, rank)}")
-        if status == 0 and not (folder / f"{rank}.json").exists():
-            raise LapFailed(f"worker {rank} ended with status 0 before its report: {_story(folder, rank)}")
 
 
 def _read_report(folder: Path, rank: int) -> Report:
     return Report(**json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")))
-
-
-def any_story(folder: Path) -> str:
-    """Of the first worker that said anything."""
-    ranks = range(len(list(folder.glob("*.log"))))
-    return next((f"worker {rank}: {story}" for rank in ranks if (story := _last_words(folder, rank))), NOTHING)
-
-
-def _story(folder: Path, rank: int) -> str:
-    return _last_words(folder, rank) or NOTHING
-
-
-def _last_words(folder: Path, rank: int) -> str:
-    lines = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return " / ".join(line.strip() for line in lines[-STORY_LINES:])
 
 
 def _free_port() -> int:

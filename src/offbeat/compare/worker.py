@@ -32,46 +32,15 @@ from ..train.schedule import CONSTANT, rate_factor
 from ..train.seed import worker_seed
 from ..train.shards import Shard
 from ..train.tasks import load_task
+from .config import Config
 from .contestant import Setup, find_contestant
 from .cpu import cpu_seconds
+from .failures import noting_failure
 from .odometer import odometer
 from .snapshots import Album
 
 FAILURE = 1
-LIMIT_SECONDS = 3600.0
 TIMED_STEPS = 5  # of the copy whose pace a slow worker goes by
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Everything that a worker must know; the same for all of them."""
-
-    contestant: str
-    folder: str
-    task: str
-    node_of: tuple[int, ...]
-    steps: int
-    model: str | None = None
-    data: str | None = None
-    learning_rate: float | None = None
-    batch: int | None = None
-    seed: int = 0
-    step_seconds: float | None = None  # emulated compute: the worker is asleep for what a step lacks of it
-    slower: dict[str, float] = field(default_factory=dict)  # rank -> factor
-    snapshots: int = 0  # of each worker, along the way
-    device: str = "cpu"
-    bf16: bool = False  # autocast
-    augment: bool = False
-    schedule: str = CONSTANT
-    limit_seconds: float = LIMIT_SECONDS  # of the lap, and so of every wait for another worker
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> "Config":
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**record, "node_of": tuple(record["node_of"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +152,8 @@ def work(config: Config, rank: int) -> Report:
     losses: list[torch.Tensor] = []
     made = odometer(Path(config.folder))
     album = Album(folder, rank, layout.workers)
-    with find_contestant(config.contestant)(model, optimizer, setup) as (module, stepper):
+    contestant = find_contestant(config.contestant)(model, optimizer, setup)
+    with contestant as (module, stepper), noting_failure(Path(config.folder), rank):
         attachment = setup.attachment[0] if setup.attachment else None
         cpu = cpu_seconds()
         dist.barrier()
@@ -245,18 +215,30 @@ def main() -> None:
     """Whatever happens, go at once: the interpreter would first wait for what is in flight, for as long as a lap may
     last, and the others for this worker."""
     config, rank = Config.read(Path(sys.argv[1])), int(os.environ["RANK"])
+    folder, status = Path(config.folder), FAILURE
     try:
-        report = work(config, rank)
-        path = Path(config.folder) / f"{rank}.json"
-        temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
-        temporary.replace(path)
+        with noting_failure(folder, rank):
+            report = work(config, rank)
+            temporary = folder / f"{rank}.json.part"
+            temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
+            temporary.replace(folder / f"{rank}.json")
+        status = 0
     except SystemExit as wanted:  # a rival's own end
-        leave(wanted.code if isinstance(wanted.code, int) else 0 if wanted.code is None else FAILURE)
+        status = status_of(wanted)
     except BaseException:
         traceback.print_exc()
-        leave(FAILURE)
-    leave(0)
+    finally:  # also where nothing can be printed
+        leave(status)
+
+
+def status_of(wanted: SystemExit) -> int:
+    """As the interpreter has it, which prints a text; but a multiple of 256 is no 0, for which the kernel takes it."""
+    if wanted.code is None:
+        return 0
+    if isinstance(wanted.code, int):
+        return wanted.code % 256 or (FAILURE if wanted.code else 0)
+    print(wanted.code, file=sys.stderr)
+    return FAILURE
 
 
 if __name__ == "__main__":
