@@ -33,26 +33,25 @@ def test_a_rival_without_that_function_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (
-            "import no_such_package",
-            r"ModuleNotFoundError: No module named 'no_such_package'\): install what it imports",
-        ),
-        ("raise RuntimeError('no\\nluck')", r"RuntimeError: no luck\): correct that file"),
-        ("raise SystemExit(3)", r"SystemExit: 3\): correct that file"),
-    ],
-)
-def test_a_rival_that_cannot_be_loaded_is_listed_and_the_others_race(tmp_path: Path, line: str, reason: str) -> None:
-    (tmp_path / "missing.py").write_text(f"{line}\n{RIVAL}")
+def test_a_rival_whose_package_is_missing_is_listed_and_the_others_race(tmp_path: Path) -> None:
+    (tmp_path / "missing.py").write_text(f"import no_such_package\n{RIVAL}")
     missing = f"{tmp_path}/missing.py:train:every=3"
     contest = Contest(strategies=(missing, "ddp"), links=(None,), workers=(1,), steps=3)
     outcomes = run_contest(contest, watch=lambda _entry, _seconds: None, ended=lambda _outcome: None)
     found = {outcome.entry.strategy: outcome.failure for outcome in outcomes}
     assert found["none"] is None
     assert found["ddp"] is None
-    assert re.search(rf"missing.py cannot be loaded \({reason}, or leave it out", str(found[missing]))
+    reason = r"ModuleNotFoundError: No module named 'no_such_package'\): install what it imports, or leave it out"
+    assert re.search(rf"missing.py cannot be loaded \({reason}", str(found[missing]))
+
+
+@pytest.mark.parametrize(
+    ("line", "story"), [("raise RuntimeError('no\\nluck')", "RuntimeError: no luck"), ("exit(3)", "SystemExit: 3")]
+)
+def test_a_rival_whose_file_is_wrong_is_refused_before_the_first_lap(tmp_path: Path, line: str, story: str) -> None:
+    (tmp_path / "wrong.py").write_text(f"{line}\n{RIVAL}")
+    with pytest.raises(BadInput, match=rf"wrong.py cannot be loaded \({story}\): correct that file, or leave it out$"):
+        Contest(strategies=(f"{tmp_path}/wrong.py:train", "ddp"), links=(None,), workers=(1,), steps=3)
 
 
 STUCK = """

@@ -51,11 +51,11 @@ Contestant = Callable[[nn.Module, Optimizer, Setup], AbstractContextManager[tupl
 
 
 class CannotLoad(OffbeatError):
-    """A rival whose file raises when it is loaded, most often because a package is missing: listed with the reason."""
+    """A rival whose file imports what cannot be had here: listed with the reason."""
 
 
 def find_contestant(spec: str) -> Contestant:
-    """Raises `BadInput` where the spec is wrong, `CannotLoad` where the rival is and cannot be had here."""
+    """Raises `BadInput` where the spec is wrong, `CannotLoad` where what the rival imports cannot be had here."""
     file, colon, rest = spec.partition(".py:")
     if not colon:
         return ours(spec)
@@ -102,10 +102,12 @@ def _load(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is no Python ({_line(error)}): correct that file") from error
     try:
         return runpy.run_path(str(path))
+    except ImportError as error:
+        raise CannotLoad(
+            f"{path} cannot be loaded ({_story(error)}): install what it imports, or leave it out"
+        ) from error
     except (Exception, SystemExit) as error:
-        remedy = "install what it imports" if isinstance(error, ImportError) else "correct that file"
-        story = f"{type(error).__name__}: {_line(error)}"
-        raise CannotLoad(f"{path} cannot be loaded ({story}): {remedy}, or leave it out") from error
+        raise BadInput(f"{path} cannot be loaded ({_story(error)}): correct that file, or leave it out") from error
 
 
 def _settings(spec: str, text: str) -> dict[str, str]:
@@ -122,6 +124,10 @@ def _takes_three(found: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _story(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_line(error)}"
 
 
 def _line(error: BaseException) -> str:
