@@ -14,6 +14,11 @@ from offbeat.compare.progress import RaceProgress
 LONG = Entry("benchmarks/rivals/torchft_diloco.py:train:every=32,fragments=2,delay=12,trail=0.1", "100mbit", 4, 2, 2)
 
 
+@pytest.fixture(autouse=True)
+def _term(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -60,6 +65,14 @@ def test_a_pipe_gets_a_line_for_each_lap_and_one_a_minute(monkeypatch: pytest.Mo
         f"lap 1 of 2: {LONG}, step 120 of 240, 2:00",
         "lap 1 of 2: over",
     ]
+
+
+def test_a_terminal_that_can_only_print_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    file = Terminal()
+    with RaceProgress(2, Console(file=file)) as progress:
+        progress.end_lap("over")
+    assert file.getvalue() == "lap 1 of 2: over\n"
 
 
 @pytest.mark.parametrize("file", [io.StringIO(), Terminal()])

@@ -1,6 +1,5 @@
 """RaceProgress: which lap it is, whose, and how far it is."""
 
-import sys
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -8,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..report.live import Live
+from ..report.live import live_on
 from ..report.progress import clock_time
 from .contest import Entry
 from .lap import Underway
@@ -28,9 +27,7 @@ class RaceProgress:
         self._laps, self._quiet = laps, quiet
         self._done, self._lines = 0, 0  # laps that are over; plain lines about the present one
         self._now: tuple[Entry, Underway] | None = None
-        # FORCE_COLOR makes rich take a file for a terminal, hence the question to the file itself.
-        terminal = console.file.isatty() and not console.is_dumb_terminal
-        self._live = self._display() if terminal and not quiet else None
+        self._live = None if quiet else live_on(console, self.render, times_per_second=2, transient=True)
 
     def update(self, entry: Entry, underway: Underway) -> None:
         self._now = entry, underway
@@ -74,15 +71,6 @@ class RaceProgress:
 
     def _lap(self) -> str:
         return f"lap {min(self._done + 1, self._laps)} of {self._laps}"
-
-    def _display(self) -> Live:
-        return Live(
-            get_renderable=self.render,
-            console=self.console,
-            refresh_per_second=2,
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),
-        )
 
     def _print(self, sentence: str) -> None:
         if self._quiet:

@@ -1,6 +1,5 @@
 """Progress: all workers, live, on standard error; plain lines where that is no terminal."""
 
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .live import Live
+from .live import live_on
 from .status import Status
 from .table import (
     COMPUTING,
@@ -62,9 +61,7 @@ class Progress:
         self._latest: dict[int, Status] = {}
         self._printed_at = -float("inf")
         self._printed: dict[int, Status] = {}
-        # FORCE_COLOR makes rich take a file for a terminal, hence the question to the file itself.
-        terminal = self.console.file.isatty() and not self.console.is_dumb_terminal
-        self._live = self._display() if terminal and not quiet else None
+        self._live = None if quiet else live_on(self.console, self.render)
 
     def update(self, statuses: Iterable[Status]) -> None:
         """Of some workers or of all; the others keep their last status."""
@@ -136,18 +133,6 @@ class Progress:
             for status in workers:
                 table.add_row(str(status.rank), *(column.cell([status], mean) for column in COLUMNS))
         return table
-
-    def _display(self) -> Live:
-        return Live(
-            get_renderable=self.render,
-            console=self.console,
-            refresh_per_second=4,
-            redirect_stdout=self._shares_terminal(),
-        )
-
-    def _shares_terminal(self) -> bool:
-        """Prints to a terminal go above the display; those to a pipe or file must stay what they are."""
-        return sys.stdout.isatty()
 
     def _print_line(self) -> None:
         self._printed_at, self._printed = self._clock(), self._latest

@@ -1,6 +1,5 @@
 """SweepProgress: how many runs of a sweep are done, what runs now, and how long the rest will take."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -10,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .live import Live
+from .live import live_on
 from .progress import clock_time
 from .table import counted, percent
 
@@ -39,18 +38,7 @@ class SweepProgress:
         self._done, self._done_cost = 0, 0.0
         self._running: dict[str, tuple[float, float]] = {}  # its share done, and its cost
         self._printed_at = -float("inf")
-        terminal = self.console.file.isatty() and not self.console.is_dumb_terminal
-        live = terminal and not quiet and self._runs
-        self._live = (
-            Live(
-                get_renderable=self.render,
-                console=self.console,
-                refresh_per_second=4,
-                redirect_stdout=sys.stdout.isatty(),
-            )
-            if live
-            else None
-        )
+        self._live = None if quiet or not self._runs else live_on(self.console, self.render)
 
     def update(self, run: str, share: float, cost: float) -> None:
         """A run begins (share 0), goes on, or is over (share 1)."""
