@@ -15,6 +15,8 @@ from pathlib import Path
 
 from kept import commit
 
+from offbeat.emulate.children import dying_with_us
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RIVALS = "benchmarks/rivals"
@@ -103,18 +105,21 @@ def main() -> None:
         sources = commit()
         words = [*RACES[name].split(), *data, "--out", str(out)]
         status = run_to_the_end([sys.executable, "-m", "offbeat", "compare", *words])
-        if (out / "compare.json").is_file():
+        complete, part = arguments.results / f"{name}.json", arguments.results / f"{name}.json.part"
+        measured = (out / "compare.json").is_file()
+        if measured:
             record = json.loads((out / "compare.json").read_text(encoding="utf-8"))
             record["commit"] = sources
-            kept = arguments.results / (f"{name}.json" if status == 0 else f"{name}.json.part")
-            kept.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            (part if status else complete).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if status:
-            raise SystemExit(f"{name} ended with status {status}; what was measured is in {name}.json.part")
+            what = f"what was measured is in {part.name}" if measured else "nothing was measured"
+            raise SystemExit(f"{name} ended with status {status}; {what}")
+        part.unlink(missing_ok=True)  # of a race that was broken off before
 
 
 def run_to_the_end(words: list[str]) -> int:
     """Ctrl-C and its like are passed on and waited for, so that what was measured by then is kept; they count as an end
-    also where they come too late for that."""
+    also where they come too late for that. Killed, this process takes the race along."""
     race: subprocess.Popen[bytes] | None = None
     told: list[int] = []
 
@@ -128,7 +133,11 @@ def run_to_the_end(words: list[str]) -> int:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        race = subprocess.Popen(words, cwd=ROOT, start_new_session=True)  # so that it hears of Ctrl-C once, from here
+        race = subprocess.Popen(
+            dying_with_us(words),
+            cwd=ROOT,
+            start_new_session=True,  # so that it hears of Ctrl-C once, from here
+        )
         for number in told:
             race.send_signal(number)
         status = race.wait()
