@@ -77,12 +77,16 @@ def test_nothing_stays_of_a_run_that_is_ended(
 ) -> None:
     """By SIGKILL it is the next one that tidies up."""
     install(tmp_path, monkeypatch)
-    lap = subprocess.Popen([sys.executable, "-c", LAP], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert lap.stdout is not None
-    assert lap.stdout.readline().strip() == "served"
-    lap.send_signal(number)
-    lap.wait(30)
-    lap.stdout.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", LAP], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as lap:
+        try:
+            assert lap.stdout is not None
+            assert lap.stdout.readline().strip() == "served"
+            lap.send_signal(number)
+            lap.wait(30)
+        finally:
+            lap.kill()
     if number == signal.SIGKILL:
         with mps("cuda"):
             pass

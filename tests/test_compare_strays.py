@@ -42,10 +42,11 @@ def processes_of(pid: int) -> int:
 
 @pytest.mark.timeout(90)
 def test_workers_on_loopback_die_with_a_race_that_is_killed_and_its_folder_goes_at_the_next() -> None:
-    race = subprocess.Popen([sys.executable, "-m", "offbeat", *RACE.split()], stderr=subprocess.DEVNULL)
-    assert soon(lambda: folders_of(race.pid) and processes_of(race.pid) == 2, 60)
-    race.kill()
-    race.wait()
+    with subprocess.Popen([sys.executable, "-m", "offbeat", *RACE.split()], stderr=subprocess.DEVNULL) as race:
+        try:
+            assert soon(lambda: folders_of(race.pid) and processes_of(race.pid) == 2, 60)
+        finally:
+            race.kill()
     assert soon(lambda: processes_of(race.pid) == 0, 5), "nothing but the kernel ends them"
     assert folders_of(race.pid)
     with Loopback(1):
@@ -54,15 +55,15 @@ def test_workers_on_loopback_die_with_a_race_that_is_killed_and_its_folder_goes_
 
 @pytest.mark.timeout(60)
 def test_a_folder_stays_as_long_as_its_owner() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", KEEP], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    with owner.stdout:
-        folder = Path(owner.stdout.readline().strip())
-    (folder / "snapshots").mkdir()
-    sweep()
-    assert folders_of(owner.pid) == [folder]
-    owner.kill()
-    owner.wait()
+    with subprocess.Popen([sys.executable, "-c", KEEP], stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            folder = Path(owner.stdout.readline().strip())
+            (folder / "snapshots").mkdir()
+            sweep()
+            assert folders_of(owner.pid) == [folder]
+        finally:
+            owner.kill()
     sweep()
     assert not folder.exists()
 
