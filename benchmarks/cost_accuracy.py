@@ -36,10 +36,9 @@ from offbeat.cost.profile_at import device_name
 from offbeat.cost.real_step import RealStep
 from offbeat.cost.subject import Subject
 from offbeat.cost.visits import Visit
-from offbeat.cost.zoo import held_out, references
+from offbeat.cost.zoo import JUDGED_AT, held_out, references
 from offbeat.report.table import human_seconds, percent
 
-BATCHES = {"cpu": (2, 8, 16, 32), "cuda": (16, 64, 128, 256)}
 TURNS, PATIENCE_SECONDS = 2, 15.0  # of a visit, on a CPU
 MOST_MEMORY = 0.9  # of the device's
 WANTED_MEAN, WANTED_WORST, WANTED_OPS = 0.05, 0.12, 0.12
@@ -118,7 +117,7 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, p
     bare = replace(profile, kernels=None, host=None)
     cases: dict[tuple[str, int], tuple[Subject, Row]] = {}
     for subject in held_out(profile.platform, autocast):
-        for batch in BATCHES[profile.platform]:
+        for batch in JUDGED_AT[profile.platform]:
             if subject.at(batch).memory.peak > MOST_MEMORY * profile.device.memory_bytes:
                 print(f"{subject.name} at batch {batch} is left out: it does not fit into the device's memory")
                 continue

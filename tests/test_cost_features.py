@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import pytest
 import torch
 from kernels import convolutions_of, drawn_kernels
 from torch import nn
@@ -112,3 +113,19 @@ def test_features_tell_what_is_round_from_what_is_even() -> None:
         own = features(product(rows, columns))
         assert own[even : even + 4] == [*twos, 0]
         assert own[beyond : beyond + 4] == [*more, 0]
+
+
+@pytest.mark.parametrize(("batch", "size", "stride", "autocast", "apart"), [
+    (15, 1, 1, None, 1.0), (16, 1, 1, None, 0.0), (15, 3, 1, None, 0.0), (15, 1, 2, None, 0.0),
+    (15, 1, 1, torch.bfloat16, 0.0),
+])  # fmt: skip
+def test_features_know_which_convolutions_torch_computes_by_itself(
+    batch: int, size: int, stride: int, autocast: torch.dtype | None, apart: float
+) -> None:
+    step = trace(
+        lambda: nn.Conv2d(4, 8, size, stride, size // 2, bias=False), torch.zeros(batch, 4, 9, 9), torch.zeros(batch),
+        loss=lambda scores, _: scores.mean(), optimizer=partial(SGD, lr=0.1), autocast=autocast,
+    )  # fmt: skip
+    kernels = [op.kernel for op in step.ops if op.kind == "convolution"]
+    assert {kernel.part for kernel in kernels} >= {"", "weight"}
+    assert {features(kernel)[NAMES.index("route")] for kernel in kernels} == {apart}

@@ -10,7 +10,7 @@ class Clock:
     """Steps take as long as they are told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
-        self.now, self._seconds, self.slept = 0.0, seconds, 0
+        self.now, self._seconds = 0.0, seconds
         monkeypatch.setattr(under_test, "time", self)
 
     def step(self) -> None:
@@ -18,10 +18,6 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept += 1
-        self.now += seconds
 
 
 def pairs(*looks: float) -> list[float]:

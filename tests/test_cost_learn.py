@@ -2,9 +2,11 @@
 
 import itertools
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.cost import Device, Kernel, TracedStep, trace
+from offbeat.cost.afresh import visits_afresh
 from offbeat.cost.counts import bytes_of
 from offbeat.cost.device_profile import DeviceProfile, load_profile
 from offbeat.cost.features import class_of
@@ -31,17 +34,24 @@ from offbeat.cost.learn import (
     learned_from_only,
     measured_device,
 )
-from offbeat.cost.learned_profile import Calibration, judged_kernels, kernels_file, learned_profile
+from offbeat.cost.learned_profile import (
+    Calibration,
+    judged_kernels,
+    kernels_file,
+    learned_profile,
+    never_learned_from,
+)
 from offbeat.cost.measured_collectives import measured_all_reduces
 from offbeat.cost.op import PHASES
 from offbeat.cost.predict import predict
 from offbeat.cost.profile import Profile, Timing
 from offbeat.cost.residual import from_dict, learn_mlps, learn_trees
-from offbeat.cost.roofline import op_seconds
-from offbeat.cost.subject import find_subject
-from offbeat.cost.trace import Platform
+from offbeat.cost.roofline import MATRIX_KINDS, op_seconds
+from offbeat.cost.subject import Case, Subject, find_subject
+from offbeat.cost.trace import PLATFORMS, Platform
 from offbeat.cost.verdict import notes
-from offbeat.cost.zoo import held_out, learned_from
+from offbeat.cost.visits import Visit
+from offbeat.cost.zoo import JUDGED_AT, held_out, learned_from
 from offbeat.errors import BadInput
 from offbeat.sim.network import Link
 
@@ -298,26 +308,60 @@ def test_bytes_that_no_cache_has_take_longer_in_their_phase_and_only_those() -> 
     assert sum(host.seconds_of(perceptron(10).ops)) == 0.0, "all of a small model stays in a cache"
 
 
-def test_held_out_models_are_not_those_of_the_calibration() -> None:
-    theirs, ours = ({each.name for each in make("cpu")} for make in (held_out, learned_from))
-    assert not theirs & ours
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_held_out_models_share_no_layer_with_those_of_the_calibration(platform: Platform) -> None:
+    def layers(step: TracedStep) -> set[str]:
+        """Convolutions and products, as they are called for."""
+        return {op.kernel.call for op in step.ops if op.kind in MATRIX_KINDS}
+
+    theirs = [*held_out(platform)]
     assert len(theirs) >= 8
-    for each in held_out("cpu"):
-        assert each.at(2).batch == 2
+    judged = set().union(*(layers(each.at(2)) for each in theirs))
+    for each in learned_from(platform):
+        assert not layers(each.at(2)) & judged, each.name
+
+
+def test_no_kernel_is_learned_from_that_a_held_out_model_has_at_any_batch_or_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that it is judged by are visited at other batches than those of a calibration, too."""
+
+    def one(platform: Platform, autocast: torch.dtype | None = None) -> list[Subject]:
+        return [each for each in held_out(platform, autocast) if each.name == "resnet8"]
+
+    monkeypatch.setattr("offbeat.cost.learned_profile.held_out", one)
+    how = Calibration(platform="cpu", device=torch.device("cpu"), path=tmp_path / "p.json", minutes=1, batches=(2, 3))
+    unseen = {kernel.call for step in never_learned_from(how).values() for kernel in step.kernels}
+    for autocast in (None, torch.bfloat16):
+        for each in one("cpu", autocast):
+            for batch in (3, *JUDGED_AT["cpu"]):
+                assert {kernel.call for kernel in each.at(batch).kernels} <= unseen
+
+
+def test_precisions_have_random_cases_of_their_own(tmp_path: Path) -> None:
+    how = Calibration(platform="cpu", device=torch.device("cpu"), path=tmp_path / "p.json", minutes=1, bf16=True)
+    cases = [*itertools.islice(how.random_cases(), 8)]  # models and layers in float32 and bfloat16, in turns
+    assert [subject.autocast for subject, _ in cases] == [None, torch.bfloat16] * 4
+    assert len({subject.name for subject, _ in cases}) == len(cases)
+
+
+VISITS = 16  # half of them of models of the zoo, half of random ones
 
 
 @pytest.mark.timeout(200)
-def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
-    """Small and short: that it is whole, can be planned with, and goes on where it was."""
+def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few visits, however long they take: that it is whole, can be planned with, and goes on where it was."""
     path, seen = tmp_path / "here.json", set[str]()
 
-    def calibrated(minutes: float) -> DeviceProfile:
-        how = Calibration(
-            platform="cpu", device=torch.device("cpu"), path=path, minutes=minutes, batches=(2,)
-        )  # fmt: skip
+    def calibrated(visits: int) -> DeviceProfile:
+        def few(cases: Iterable[Case], until: float, **how: Any) -> Iterator[tuple[Case, Visit]]:
+            return visits_afresh(itertools.islice(cases, visits), until, **how, patience_seconds=1.0)
+
+        monkeypatch.setattr("offbeat.cost.learned_profile.visits_afresh", few)
+        how = Calibration(platform="cpu", device=torch.device("cpu"), path=path, minutes=10, batches=(2,))
         return learned_profile(how, None, lambda what, _done, _all: seen.add(what))
 
-    calibrated(0.3).save(path)
+    calibrated(VISITS).save(path)
     assert seen == {"learning", "real steps"}
     kept = Profile.load(kernels_file(path))
     assert any("random model" in name for name in kept.steps)
@@ -333,8 +377,9 @@ def test_a_calibration_from_end_to_end(tmp_path: Path) -> None:
          "--strategies", "ddp"], tmp_path,
     )  # fmt: skip
     assert "calibrated; a step takes" in printed
-    calibrated(0.05)
+    calibrated(1)
     again = Profile.load(kernels_file(path))
+    assert len(again.steps) == len(kept.steps) + 1
     assert {name: again.steps[name] for name in kept.steps} == kept.steps, "not visited again"
     assert again.reference_seconds == kept.reference_seconds
 

@@ -8,9 +8,9 @@ import torch
 
 from offbeat.cost.counts import flops_of
 from offbeat.cost.features import NAMES, class_of, features
-from offbeat.cost.kernel import Kernel, Spec
-from offbeat.cost.random_layers import SCALES, random_layers
-from offbeat.cost.trace import Platform, TracedStep
+from offbeat.cost.kernel import Kernel
+from offbeat.cost.random_layers import CLASSES, SCALES, random_layers
+from offbeat.cost.trace import Platform
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -22,7 +22,7 @@ def test_random_layers_have_gradients_of_their_inputs_and_the_widths_of_networks
     steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(72 // scale.layers))]
     convolutions = [op.kernel for step in steps for op in step.ops if op.kind == "convolution"]
     parts = Counter(kernel.part for kernel in convolutions)
-    assert parts["input"] == parts["weight"] == parts[""] > 24
+    assert parts["input"] == parts["weight"] == parts[""] > 16
     weights = [
         kernel.tensor("weight") for kernel in convolutions if class_of(kernel) == kernel.kind and not kernel.part
     ]
@@ -40,36 +40,35 @@ def test_as_many_layers_as_asked_for_keep_the_device_busy(
     def busy_ones(value: float) -> float:
         monkeypatch.setattr("offbeat.cost.random_layers.SCALES", {platform: replace(scale, **{share: value})})
         cases = random_layers(seed=0, platform=platform)
-        steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(96 // scale.layers))]
+        steps = [subject.at(batch) for subject, batch in (next(cases) for _ in range(72 // scale.layers))]
         forwards = [op.kernel for step in steps for op in step.of("forward") if op.kind == kind]
-        return sum(is_busy(kernel) for kernel in forwards) / len(forwards)
+        layers = [kernel for kernel in forwards if kernel.outputs[0].shape[-1] != CLASSES]
+        return sum(map(is_busy, layers)) / len(layers)
 
     def is_busy(kernel: Kernel) -> bool:
         numbers = max(spec.numel for spec in (*kernel.inputs, *kernel.outputs))
         return flops_of(kernel) >= scale.busy_flops or numbers >= scale.busy_numbers
 
     scale = SCALES[platform]
-    asked, least, most = busy_ones(getattr(scale, share)), busy_ones(0.0), busy_ones(1.0)
-    assert least + 0.1 < most
-    assert least <= asked <= most
-    assert platform == "cpu" or asked > 0.5
+    assert busy_ones(0.0) < 0.75
+    assert busy_ones(1.0) > 0.95
+    assert platform == "cpu" or busy_ones(getattr(scale, share)) > 0.6
 
 
 def test_half_of_a_cpus_products_are_of_one_row_a_sample() -> None:
     def single(share: float) -> float:
+        """Of all layers, those whose input is a row of features."""
         scales = {"cpu": replace(SCALES["cpu"], single=share)}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("offbeat.cost.random_layers.SCALES", scales)
             cases = random_layers(seed=0, platform="cpu")
-            drawn = [next(cases) for _ in range(12)]
-        rows = [spec.shape[0] == batch for subject, batch in drawn for spec in products(subject.at(batch))]
-        return sum(rows) / len(rows)
+            inputs = [each for subject, _batch in (next(cases) for _ in range(6)) for each in subject.sample[0]]
+        return sum(each.dim() == 2 for each in inputs) / len(inputs)
 
-    def products(step: TracedStep) -> list[Spec]:
-        kernels = [op.kernel for op in step.of("forward") if op.kind == "matmul"]
-        return [kernel.outputs[0] for kernel in kernels[:-1]]  # the last is the head's
-
-    assert single(0.0) + 0.1 < single(SCALES["cpu"].single) < single(1.0) - 0.1
+    products = SCALES["cpu"].products
+    assert single(0.0) < 0.1  # many rows may be one, too
+    assert single(1.0) == pytest.approx(products, abs=0.15)
+    assert single(SCALES["cpu"].single) == pytest.approx(products / 2, abs=0.15)
 
 
 def test_random_layers_follow_the_seed_and_fit_into_the_memory() -> None:

@@ -85,6 +85,10 @@ def test_code_is_warm_that_ran_just_before_and_cold_where_much_was_moved_since()
     found = warmth([first, long, again, long], caches)
     assert found == [1, WARMEST, 1, WARMEST], "a convolution's code is for its shapes"
     assert warmth([first, *[long] * 8, again], caches)[0] == 0
+    gelus = [replace(copy(numbers), name="aten::gelu.default") for numbers in (8, 16)]
+    assert warmth([gelus[0], long, gelus[1], long], caches) == [1, WARMEST, 1, WARMEST], (
+        "so is that of what oneDNN does"
+    )
     assert warmth([short, short], CACHES["cuda"]) == [0, 0]
 
 

@@ -21,7 +21,7 @@ from .kernel_model import KernelModel
 from .roofline import Device
 from .trace import PLATFORMS, Platform
 
-VERSION = 6
+VERSION = 7
 PROFILES = Path(__file__).parent / "profiles"
 Label = Literal["roofline", "calibrated"]
 _DTYPES = {short: dtype for dtype, short in SHORT.items()}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log, prod
 
 import numpy as np
+import torch
 
 from .counts import bytes_of, flops_of
 from .kernel import Kernel, Spec
@@ -13,10 +14,12 @@ NAMES = (
     "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
     "first", "nearest", "further", "warm", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
     "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2", "bulk", "round0", "round1", "round2", "round3",
+    "route",
 )  # fmt: skip
 EVEN, FILL = 4, 3
 EVENEST, ROUNDEST = 4, 10  # how often 2 divides 16, and 1,024
 LARGEST_BULK = 80  # a TB
+ROUTED_BATCH = 16
 TILE, SLICE, THREADS = 128, 32, 512  # what a GPU computes at a time: of rows and columns, of a sum, of places
 
 
@@ -37,8 +40,8 @@ def features(kernel: Kernel) -> list[float]:
     twos = [_twos(number) for number in _EVEN.get(kernel.kind, _nothing_round)(kernel)]
     even, beyond = ([float(part(each)) for each in twos] for part in (_up_to_even, _beyond_even))
     return [
-        *common, *_long(dims, len(NAMES) - len(common) - 2 * EVEN - FILL - 1), *_long(even, EVEN), *_long(fill, FILL),
-        kernel.bulk / LARGEST_BULK, *_long(beyond, EVEN),
+        *common, *_long(dims, len(NAMES) - len(common) - 2 * EVEN - FILL - 2), *_long(even, EVEN), *_long(fill, FILL),
+        kernel.bulk / LARGEST_BULK, *_long(beyond, EVEN), float(_is_routed_apart(kernel)),
     ]  # fmt: skip
 
 
@@ -132,6 +135,22 @@ def _convolution(kernel: Kernel) -> list[float]:
         _log(x.shape[0]), _log(x.shape[1]), _log(out.shape[1]), _log(prod(out.shape[2:])), _log(prod(weight.shape[2:])),
         _log(_groups(kernel)), float(_is_depthwise(kernel)), _log(prod(stride) if isinstance(stride, tuple) else 1),
     ]  # fmt: skip
+
+
+def _is_routed_apart(kernel: Kernel) -> bool:
+    """On one thread of a CPU torch computes these by itself: a convolution in float32 that looks at single places, of
+    a batch below 16. On all others it calls oneDNN, which at batch 8 was seen to take half as long."""
+    if kernel.kind != "convolution" or kernel.dtype != torch.float32:
+        return False
+    x, weight, _out = _convolved(kernel)
+    if x is None or weight is None:
+        return False
+    steps = [kernel.argument(name) for name in ("stride", "dilation")]
+    return (
+        x.shape[0] < ROUTED_BATCH
+        and prod(weight.shape[2:]) == 1
+        and all(set(each) == {1} for each in steps if isinstance(each, tuple))
+    )
 
 
 def _groups(kernel: Kernel) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 NEAR = 1.08  # times the least is undisturbed
 LOOKS, REMEMBERED = 20, 400  # of the gauge: before it can tell, and after which it forgets
 LEAST = 0.1  # the quantile that stands for the least of many looks, since one may be luck
-PAUSE_SECONDS = 0.1  # between two looks at a CPU that is disturbed
 
 
 class Gauge:

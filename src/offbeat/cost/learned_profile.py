@@ -31,7 +31,7 @@ from .random_layers import random_layers
 from .random_models import random_models
 from .subject import Case, Subject
 from .trace import Platform, TracedStep
-from .zoo import held_out, learned_from, references
+from .zoo import JUDGED_AT, held_out, learned_from, references
 
 Batches = tuple[int, ...]
 
@@ -76,11 +76,12 @@ class Calibration:
         return MOST_MEMORY * _memory_of(self.device)
 
     def random_cases(self) -> Iterator[Case]:
-        most = self.most_bytes
+        """Others in each precision: what computes in float32 in both has twice as many sizes to be learned from."""
+        most, precisions = self.most_bytes, self.precisions
         sources = [
-            drawn(seed=self.seed, platform=self.platform, autocast=own, most_bytes=most)
+            drawn(seed=len(precisions) * self.seed + place, platform=self.platform, autocast=own, most_bytes=most)
             for drawn in (random_models, random_layers)
-            for own in self.precisions
+            for place, own in enumerate(precisions)
         ]
         return itertools.chain.from_iterable(zip(*sources, strict=True))
 
@@ -93,7 +94,7 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     measured = at_usual_speed(_visited(how, judged_by, end, step))
     traced = {case_name(subject, batch): subject.at(batch) for subject, batch in judged_by}
     unseen = {subject.name for subject, _batch in judged_by}
-    seen = dict(learned_from_only(measured.timings, _in_all_precisions(judged_by)))
+    seen = dict(learned_from_only(measured.timings, never_learned_from(how)))
     if len(seen) < FEWEST:
         raise BadInput(f"--minutes {how.minutes:g} was time for {len(seen)} kernels to learn from: give more")
     step("learning", 0, 1)
@@ -126,14 +127,17 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
     return _judged(profile, errors, measured.unlike)
 
 
-def _in_all_precisions(cases: list[Case]) -> dict[str, TracedStep]:
-    """An earlier call, which this one goes on from, may have measured with autocast, or without."""
-    both = [
-        (replace(subject, autocast=own, _traced={}), batch)
-        for subject, batch in cases
+def never_learned_from(how: Calibration) -> dict[str, TracedStep]:
+    """Steps of held-out models at all batches at which they are ever judged, in both precisions: an earlier call, which
+    this one goes on from, may have measured with autocast, or without."""
+    batches = {*(how.batches or BATCHES[how.platform]), *JUDGED_AT[how.platform]}
+    cases = [
+        (subject, batch)
         for own in (None, torch.bfloat16)
+        for subject in held_out(how.platform, own)
+        for batch in sorted(batches)
     ]
-    return {case_name(subject, batch): subject.at(batch) for subject, batch in both}
+    return {case_name(subject, batch): subject.at(batch) for subject, batch in cases}
 
 
 def judged_kernels(timings: Timings, judged_by: Mapping[str, TracedStep]) -> dict[Kernel, Timing]:

@@ -26,7 +26,7 @@ from .trace import Platform
 CLASSES = 10
 KERNELS, STRIDES = (1, 1, 3, 3, 3, 5), (1, 1, 1, 2)
 HEADS, OF_A_HEAD = (1, 16), (16, 32, 64, 64, 128)
-ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.GELU, nn.SiLU)
+ACTIVATIONS = (nn.ReLU, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Scale:
 
 SCALES: Mapping[Platform, Scale] = {
     "cpu": Scale(
-        sizes=ON_A_CPU, layers=16, convolutions=0.4, products=0.5, most_flops=1e9, most_numbers=1 << 21, follows=True,
+        sizes=ON_A_CPU, layers=16, convolutions=0.4, products=0.5, most_flops=3e9, most_numbers=1 << 22, follows=True,
         busy=0.25, busy_convolutions=0.5, busy_flops=1e7, busy_numbers=1 << 17, depthwise=0.6, depthwise_strides=(1, 2),
         single=0.5, sides=(2, 64), channels=(8, 1024), rows=(1, 512), widths=(16, 2048),
         single_widths=(64, 4096),

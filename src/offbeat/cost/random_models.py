@@ -6,7 +6,7 @@ sometimes just written and sometimes long ago.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ from .subject import Subject
 from .trace import Platform
 
 CLASSES, FEWEST_CHARACTERS = 10, 30
+KEPT_SIDES, HEAD_WIDTHS = (2, 3, 4), (128, 1024)  # of perceptrons that follow convolutions
 MOST_FLOPS = {"cpu": 1e10, "cuda": 3e12}  # of a step; on a CPU, for each thread
 BUSY_FLOPS, MOST_BATCH = 2e11, 2048  # of one step in two of a GPU, if such a batch is enough
 Drawn = tuple[Callable[[], nn.Module], Tensor, Tensor]  # builds it; inputs and targets of one sample
@@ -103,7 +104,17 @@ def _convolutional(sizes: Sizes) -> Drawn:
                 random.choice((partial(nn.MaxPool2d, 2, ceil_mode=True), partial(nn.AvgPool2d, 2, ceil_mode=True),
                                partial(nn.MaxPool2d, 3, 2, 1)))
             )  # fmt: skip
-    layers.append(random.choice((Mean, partial(nn.Sequential, nn.AdaptiveAvgPool2d(1), nn.Flatten()))))
+    if random.random() < 1 / 3:
+        kept, wide = random.choice(KEPT_SIDES), sizes.width(*HEAD_WIDTHS)
+        layers += [
+            partial(nn.AdaptiveAvgPool2d, kept),
+            nn.Flatten,
+            partial(nn.Linear, width * kept**2, wide),
+            activation,
+        ]
+        width = wide
+    else:
+        layers.append(random.choice((Mean, partial(nn.Sequential, nn.AdaptiveAvgPool2d(1), nn.Flatten()))))
     layers.append(partial(nn.Linear, width, CLASSES))
     return partial(_chain, layers), _floats(image), _classes()
 
@@ -112,8 +123,9 @@ def _perceptron(sizes: Sizes) -> Drawn:
     random, inner = sizes.random, sizes.width(16, sizes.most_width)
     layers: list[Callable[[], nn.Module]] = []
     first, activation = inner, random.choice((nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Sigmoid))
+    outer, alike = sizes.width(16, sizes.most_width // 2), random.random() < 0.5
     for _ in range(random.randint(1, 5)):
-        outer = sizes.width(16, sizes.most_width // 2)
+        outer = outer if alike else sizes.width(16, sizes.most_width // 2)
         layers.append(partial(nn.Linear, inner, outer, bias=random.random() < 0.8))
         if random.random() < 0.3:
             layers.append(partial(random.choice((nn.BatchNorm1d, nn.LayerNorm)), outer))
@@ -154,7 +166,11 @@ def _language(sizes: Sizes) -> Drawn:
     return build, tokens, tokens
 
 
-FAMILIES = (_convolutional, _perceptron, _convolutional, _sequence, _convolutional, _language)
+FAMILIES: Mapping[Platform, Sequence[Callable[[Sizes], Drawn]]] = {
+    # Products of few rows are the least alike on a CPU, and their steps are short.
+    "cpu": (_convolutional, _perceptron, _convolutional, _sequence, _convolutional, _perceptron, _language),
+    "cuda": (_convolutional, _perceptron, _convolutional, _sequence, _convolutional, _language),
+}
 
 
 def random_models(
@@ -171,7 +187,7 @@ def random_models(
     sizes = (ON_A_CPU if platform == "cpu" else ON_A_GPU)(Random(seed))
     number = 0
     while True:
-        for family in FAMILIES:
+        for family in FAMILIES[platform]:
             build, inputs, targets = family(sizes)
             optimizer = sizes.random.choice((partial(sgd, learning_rate=0.01), partial(adamw, learning_rate=1e-3)))
             number += 1

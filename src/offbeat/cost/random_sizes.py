@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 
 BLOCKS = (64, 64, 64, 32, 16, 8, 1)  # of channels and features
+ROUND = (1, 3)  # times a power of 2
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Sizes:
     most_channels: int
     most_width: int  # of what is no image
     most_length: int  # of a row
-    batches: int = 1  # are drawn, and the smallest is taken
+    round_widths: float = 0.0  # share of widths that are a power of 2, or 3 times one
 
     def size(self, low: int, high: int) -> int:
         """A whole number between two, log-uniform; one in two is a multiple of 8 where it can be, as people choose."""
@@ -28,14 +29,11 @@ class Sizes:
     def side(self, low: int, high: int) -> int:
         """Of an image: half of them a power of 2, or 7 times one, as where images are halved again and again."""
         drawn = self.size(low, high)
-        if self.random.random() < 0.5:
-            return drawn
-        halved = [odd << power for odd in (1, 7) for power in range(high.bit_length()) if low <= odd << power <= high]
-        return min(halved, key=lambda each: abs(math.log(each / drawn)))
+        return drawn if self.random.random() < 0.5 else _roundest(drawn, (1, 7), low, high)
 
     def batch(self) -> int:
         """At least 2: of one sample a BatchNorm has no variance. One in two is a power of 2."""
-        drawn = math.exp(min(self.random.uniform(math.log(2), math.log(self.most_batch)) for _ in range(self.batches)))
+        drawn = math.exp(self.random.uniform(math.log(2), math.log(self.most_batch)))
         return 2 ** int(math.log2(drawn)) if self.random.random() < 0.5 else round(drawn)
 
     def block(self) -> int:
@@ -49,8 +47,18 @@ class Sizes:
         while block > high:
             block //= 2
         drawn = round(math.exp(self.random.uniform(math.log(max(low, block)), math.log(high))))
+        if self.round_widths and self.random.random() < self.round_widths:
+            return _roundest(drawn, ROUND, low, high)
         return drawn // block * block
 
 
-ON_A_CPU = partial(Sizes, most_batch=64, most_side=64, most_channels=512, most_width=4096, most_length=512, batches=2)
+def _roundest(drawn: int, odds: tuple[int, ...], low: int, high: int) -> int:
+    """The nearest that is one of these times a power of 2."""
+    round_ones = [odd << power for odd in odds for power in range(high.bit_length()) if low <= odd << power <= high]
+    return min(round_ones, key=lambda each: abs(math.log(each / drawn)))
+
+
+ON_A_CPU = partial(
+    Sizes, most_batch=64, most_side=64, most_channels=512, most_width=4096, most_length=512, round_widths=0.5
+)
 ON_A_GPU = partial(Sizes, most_batch=512, most_side=160, most_channels=1024, most_width=8192, most_length=1024)

@@ -80,5 +80,10 @@ def bulk(kernels: Sequence[Kernel], caches: Caches) -> int:
 
 
 def _code(kernel: Kernel) -> str:
-    """What is compiled once: a convolution for its very shapes."""
-    return kernel.call if kernel.kind == "convolution" else f"{kernel.name} {kernel.dtype}"
+    """What is compiled once: what oneDNN computes, for its very shapes."""
+    of_its_shapes = (
+        kernel.kind == "convolution"
+        or kernel.operator in ("gelu", "gelu_backward")
+        or (kernel.kind == "matmul" and kernel.dtype.itemsize == 2)
+    )
+    return kernel.call if of_its_shapes else f"{kernel.name} {kernel.dtype}"

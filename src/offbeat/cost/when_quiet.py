@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from .cpu_step import Prepared
-from .gauge import PAUSE_SECONDS, Gauge
+from .gauge import Gauge
 from .real_step import RealStep
 from .visits import Visit
 
 MOST_PREPARED = 6  # steps that wait
 MOST_HELD = 0.2  # of the memory, by them
 PATIENCE_SECONDS = 20.0  # of a step; then the CPU is its own as it is
+PAUSE_SECONDS = 0.1  # between two looks at a CPU that is disturbed
 
 Key = TypeVar("Key")
 

@@ -17,6 +17,7 @@ from .subject import Subject
 from .trace import Platform
 
 CLASSES, CHARACTERS = 10, 65  # the fewest that a model here has
+JUDGED_AT: Mapping[Platform, tuple[int, ...]] = {"cpu": (2, 8, 16, 32), "cuda": (16, 64, 128, 256)}  # batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Scale:
     """What people train on such a device: with what keeps a CPU busy, a GPU would only wait for its host."""
 
     image: tuple[int, int, int]
+    small_image: tuple[int, int, int]
     large_image: tuple[int, int, int]
     width: int  # of a perceptron
     length: int  # of a text
@@ -31,8 +33,10 @@ class Scale:
 
 
 SCALES: Mapping[Platform, Scale] = {
-    "cpu": Scale(image=(3, 32, 32), large_image=(3, 96, 96), width=512, length=96, head=32),
-    "cuda": Scale(image=(3, 64, 64), large_image=(3, 224, 224), width=2048, length=256, head=64),
+    "cpu": Scale(image=(3, 32, 32), small_image=(1, 40, 40), large_image=(3, 96, 96), width=512, length=96, head=32),
+    "cuda": Scale(
+        image=(3, 64, 64), small_image=(3, 48, 48), large_image=(3, 224, 224), width=2048, length=256, head=64
+    ),
 }
 
 
@@ -81,10 +85,10 @@ def _mlp(width: int) -> nn.Module:
 
 
 def learned_from(platform: Platform, autocast: torch.dtype | None = None) -> Iterator[Subject]:
-    """Of the zoo."""
-    image, large = SCALES[platform].image, SCALES[platform].large_image
-    for name in ("cnn", "lenet", "resnet20", "resnet18", "vgg11", "mlp"):
-        yield _images(name, partial(MODELS[name], image, 10), image, platform, autocast)
+    """Of the zoo, on other images and with other classes than the ones below, so that they share no layer."""
+    small, large = SCALES[platform].small_image, SCALES[platform].large_image
+    for name in ("cnn", "lenet", "mlp", "resnet18"):
+        yield _images(name, partial(MODELS[name], small, 47), small, platform, autocast)
     yield _images("resnet18 large", partial(MODELS["resnet18"], large, 100), large, platform, autocast)
     yield _text("gpt", partial(GPT, 128, 65), 128, platform, autocast)
     yield _text("wide gpt", partial(GPT, 64, 1000, width=320, heads=5, blocks=1), 64, platform, autocast)
