@@ -168,7 +168,7 @@ def test_a_lap_over_its_limit_is_listed_and_the_race_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
-    command = f"compare --loopback --workers 1 --steps 60 --limit-seconds 15 --json - --quiet --strategies {tmp_path}"
+    command = f"compare --loopback --workers 1 --steps 60 --limit-seconds 12 --json - --quiet --strategies {tmp_path}"
     monkeypatch.setattr("sys.argv", ["offbeat", *f"{command}/waits.py:train,local_sgd".split()])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -176,7 +176,7 @@ def test_a_lap_over_its_limit_is_listed_and_the_race_goes_on(
     none, waits, local_sgd = json.loads(capfd.readouterr().out)["runs"]
     assert none["failure"] is None
     assert local_sgd["failure"] is None
-    assert waits["failure"].startswith("it was not done after 15 s (--limit-seconds): ")
+    assert waits["failure"].startswith("it was not done after 12 s (--limit-seconds): ")
 
 
 def test_of_a_lap_over_its_limit_the_story_is_that_of_one_who_said_something(tmp_path: Path) -> None:
