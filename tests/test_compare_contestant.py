@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.compare.contest import Contest, run_contest
-from offbeat.compare.contestant import Setup, find_contestant
+from offbeat.compare.contestant import CannotLoad, Setup, find_contestant
 from offbeat.errors import BadInput
 from offbeat.layout import Layout
 
@@ -90,6 +90,15 @@ import torch
 def settings(*about, **given):
     raise ValueError("every=0 must be\\nat least 1")
 
+def needs_a_package(**given):
+    import no_such_package
+
+def raises(**given):
+    raise KeyError(given["every"])
+
+def ends(**given):
+    raise SystemExit(3)
+
 def without_manager(model, optimizer, setup):
     yield model, optimizer
 
@@ -119,6 +128,8 @@ number = 3
         ("plain:=3", r"name=value, and '' is not"),
         ("plain:every=3", r"does not fit: .*plain\(\) got an unexpected keyword argument 'every'"),
         ("settings:every=0", r"does not fit: every=0 must be at least 1$"),
+        ("raises:every=7", r"raises:every=7 does not fit \(KeyError: '7'\): correct its settings, or that file$"),
+        ("ends:every=7", r"does not fit \(SystemExit: 3\)"),
         ("without_manager", r"under @contextmanager"),
         ("of_two", r"a function of \(model, optimizer, setup\)"),
         ("number", r"a function of \(model, optimizer, setup\)"),
@@ -128,6 +139,12 @@ def test_a_rival_that_does_not_follow_the_protocol_is_told(tmp_path: Path, rest:
     (tmp_path / "own.py").write_text(OWN)
     with pytest.raises(BadInput, match=message):
         find_contestant(f"{tmp_path}/own.py:{rest}")
+
+
+def test_a_rival_that_imports_with_its_settings_is_told_as_any_that_cannot_be_had(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(CannotLoad, match=r"'no_such_package'\): install what it imports, or leave it out$"):
+        find_contestant(f"{tmp_path}/own.py:needs_a_package:every=7")
 
 
 @pytest.mark.parametrize(("name", "what"), [("yields_one", "it yielded Linear"), ("returns", "it returned tuple")])

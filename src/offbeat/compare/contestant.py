@@ -69,8 +69,12 @@ def rival(spec: str, path: Path, name: str, settings: Mapping[str, str]) -> Cont
         raise BadInput(f"{path} has no function {name}: choose among {', '.join(k for k in names if k[0] != '_')}")
     try:
         found = names[name](**settings) if settings else names[name]
-    except (TypeError, ValueError) as error:
+    except ImportError as error:
+        raise _missing(path, error) from error
+    except (TypeError, ValueError) as error:  # of a setting, in words for its user
         raise BadInput(f"{spec} does not fit: {_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"{spec} does not fit ({_story(error)}): correct its settings, or that file") from error
     if isgeneratorfunction(found) or not _takes_three(found):
         raise BadInput(f"{spec} does not fit: {PROTOCOL}")
 
@@ -103,11 +107,13 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         return runpy.run_path(str(path))
     except ImportError as error:
-        raise CannotLoad(
-            f"{path} cannot be loaded ({_story(error)}): install what it imports, or leave it out"
-        ) from error
+        raise _missing(path, error) from error
     except (Exception, SystemExit) as error:
         raise BadInput(f"{path} cannot be loaded ({_story(error)}): correct that file, or leave it out") from error
+
+
+def _missing(path: Path, error: ImportError) -> CannotLoad:
+    return CannotLoad(f"{path} cannot be loaded ({_story(error)}): install what it imports, or leave it out")
 
 
 def _settings(spec: str, text: str) -> dict[str, str]:
