@@ -45,13 +45,20 @@ def train(model, optimizer, setup, *, every=16, fragments=2, delay=6, alpha=0.5,
 
 
 def split(parameters: list[nn.Parameter], fragments: int) -> list[nn.Module]:
-    """Consecutive parameters, about as many numbers in each fragment."""
-    total, before = sum(p.numel() for p in parameters), 0
+    """Equal shares of all numbers, in their order. Where a share begins within a parameter it holds a view of its piece:
+    torchft changes parameters in place, and so the model's own. By whole parameters, a model whose last layer is most
+    of it would go almost whole at once, and wait for it."""
+    total = sum(p.numel() for p in parameters)
+    if not 0 < fragments <= total:
+        raise ValueError(f"fragments={fragments} is not in 1..{total}, the parameters' numbers: use fewer")
+    bounds = [total * k // fragments for k in range(fragments + 1)]
     parts: list[list[nn.Parameter]] = [[] for _ in range(fragments)]
+    begins = 0
     for parameter in parameters:
-        middle = before + parameter.numel() / 2
-        parts[int(middle * fragments / total)].append(parameter)
-        before += parameter.numel()
-    if not all(parts):
-        raise ValueError(f"fragments={fragments} leaves one without parameters: use fewer")
+        flat = parameter.data.view(-1)
+        for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
+            first, after = max(low - begins, 0), min(high - begins, flat.numel())
+            if first < after:
+                part.append(nn.Parameter(flat[first:after]))
+        begins += flat.numel()
     return [nn.ParameterList(part) for part in parts]
