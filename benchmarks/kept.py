@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.compare.record import without
+from offbeat.report.outputs import replacing
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,7 +39,8 @@ def keep(path: Path, *, start: Start, held: bool, runs: list[dict[str, Any]], **
         **more,
         "runs": runs,
     }  # fmt: skip
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def command() -> list[str]:
@@ -46,7 +48,10 @@ def command() -> list[str]:
 
 
 def commit() -> str | None:
-    """Of the sources as they are; None where they are no clone."""
+    """Of the sources as they are; None where they are no clone, or there is no git."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return None
     return found.stdout.strip() or None if found.returncode == 0 else None

@@ -1,6 +1,6 @@
 """Does an emulated network leave anything behind? Up, kill -9, up again, so many times.
 
-Every cycle is a process that brings up a cluster whose workers listen on fixed ports and have children of their own,
+Every cycle is a process that brings up a cluster whose workers listen on a fixed port and have children of their own,
 and that keeps a folder in memory, as a lap does: nothing but the next run can end and remove them. After the next run
 no process, namespace, interface, port or folder may be left.
 
@@ -120,7 +120,7 @@ def start(delay: float = 0.0, ending: str = "wait") -> tuple[BaseProcess, Held]:
     context = get_context("forkserver")
     context.set_forkserver_preload(["offbeat.emulate", "pyroute2"])  # torch is loaded once
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=victim, args=(there, delay, ending))
+    process = context.Process(target=victim, args=(there, delay, ending), daemon=True)  # ends with us at the latest
     process.start()
     there.close()
     with here:
@@ -152,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.cycles < 1:
         parser.error(f"--cycles {options.cycles} must be at least 1")
-    start, before = Start(), set(namespaces_in_use())
+    begun, before = Start(), set(namespaces_in_use())
     runs = []
     for cycle in range(options.cycles):
         since = time.monotonic()
@@ -165,14 +165,14 @@ def main() -> None:
     more = len(set(namespaces_in_use()) - before)
     ownerless = sum(1 for _, name in folders() if not owner_lives(name))
     print(
-        f"{options.cycles} cycles of up, kill -9, up again, {(time.time() - start.seconds) / options.cycles:.2f} s each"
+        f"{options.cycles} cycles of up, kill -9, up again, {(time.time() - begun.seconds) / options.cycles:.2f} s each"
     )
     print(f"left something behind: {failures}; network namespaces more than before: {more}; "
           f"folders without an owner: {ownerless}")  # fmt: skip
     held = not failures and not more and not ownerless
     print(f"nothing is left behind: {'held' if held else 'NOT held'}")
     if options.json is not None:
-        keep(options.json, start=start, held=held, runs=runs, namespaces_more=more, folders_without_owner=ownerless)
+        keep(options.json, start=begun, held=held, runs=runs, namespaces_more=more, folders_without_owner=ownerless)
     sys.exit(0 if held else 1)
 
 

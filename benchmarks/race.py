@@ -16,6 +16,7 @@ from pathlib import Path
 from kept import commit
 
 from offbeat.emulate.children import dying_with_us
+from offbeat.report.outputs import replacing
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -29,14 +30,16 @@ AT_THE_RATE = f"{RACE} --learning-rate 0.02"
 EPOCHS = "--task fashion-mnist --model lenet --batch 16 --learning-rate 0.02 --workers 4 --epochs 2 --repeats 2"
 NARROW, TRAIL = "lasgd:wire_dtype=bfloat16", "trail=0.1"
 AVERAGES, PAIRS = f"lasgd,{NARROW}", "gossip,a2cid2"
-POST_LOCAL = f"{RIVALS}/post_local_sgd.py:train:every=16,{RIVALS}/post_local_sgd.py:train:every=32"
-DILOCO = f"{RIVALS}/torchft_diloco.py:train:every=32,fragments=2,delay=12"
+POST_LOCAL = f"{RIVALS}/post_local_sgd.py:train:every=32"
+DILOCO = f"{RIVALS}/torchft_diloco.py:train:every=24,fragments=2,delay=9"
+OUR_DILOCO = "diloco:every=20,fragments=4,delay=5"
 BOTH_DILOCOS = f"{DILOCO},{DILOCO},{TRAIL}"  # without a trail and with one
 FASTEST = f"{NARROW},{NARROW},{TRAIL},{BOTH_DILOCOS}"
 OTHER_RIVALS = ",".join(
     [
         f"{RIVALS}/torchft_local_sgd.py:train:every=32",
-        f"{RIVALS}/torchft_diloco.py:train:every=64,fragments=4,delay=12",  # cannot: too few parameters to cut
+        f"{RIVALS}/torchft_diloco.py:train:every=24,fragments=4,delay=5",
+        f"{RIVALS}/post_local_sgd.py:train:every=16",
         f"{RIVALS}/hivemind_local.py:train:every=16",
         f"{RIVALS}/hivemind_local.py:train:every=32",
         f"{RIVALS}/torch_ddp.py:train:hook=bf16",
@@ -57,7 +60,7 @@ RACES = {
     "accuracy": f"{AT_THE_RATE} --repeats 3 --strategies lasgd,{FASTEST},{PAIRS},{POST_LOCAL}",
     "accuracy-ddp": f"{AT_THE_RATE} --repeats 3 --strategies ddp",  # takes as long as all others
     "accuracy-rivals": f"{AT_THE_RATE} --strategies {OTHER_RIVALS}",
-    "rate-0.01": f"{RACE} --learning-rate 0.01 --repeats 3 --strategies {FASTEST}",
+    "rate-0.01": f"{RACE} --learning-rate 0.01 --repeats 3 --strategies {FASTEST},{OUR_DILOCO}",
     "rate-0.007": f"{RACE} --learning-rate 0.007 --repeats 3 --strategies {FASTEST}",
     "rate-0.005": f"{RACE} --learning-rate 0.005 --repeats 3 --strategies {BOTH_DILOCOS}",
     "straggler": f"{AT_THE_RATE} --straggler 0:2 --strategies {AVERAGES},{POST_LOCAL},{DILOCO}",
@@ -110,7 +113,8 @@ def main() -> None:
         if measured:
             record = json.loads((out / "compare.json").read_text(encoding="utf-8"))
             record["commit"] = sources
-            (part if status else complete).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            with replacing(part if status else complete) as temporary:
+                temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if status:
             what = f"what was measured is in {part.name}" if measured else "nothing was measured"
             raise SystemExit(f"{name} ended with status {status}; {what}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from kept import Start, keep
-from swap import bare, ours
+from swap import bare, ours, payload
 
 from offbeat.emulate import Cluster
 from offbeat.errors import BadInput
@@ -38,12 +38,12 @@ def worker(rank: int, addresses: list[str], nbytes: int, repeats: int) -> None:
     sock = connect(rank, addresses[0])
     listener = listen(addresses[rank])
     port = int(exchange(sock, f"{listener.port:5}"))
-    x, out = torch.full((nbytes // 4,), float(rank)), torch.empty(nbytes // 4)
+    x, out = torch.empty(nbytes // 4), torch.empty(nbytes // 4)
     seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     with sock, Peers(rank, {1 - rank: (addresses[1 - rank], port)}, listener, key=KEY) as peers:
         for repeat in range(repeats + 1):
-            for name in METHODS:
-                out.zero_()
+            for turn, name in enumerate(METHODS):
+                x.copy_(payload(len(x), rank, repeat, turn))
                 exchange(sock, "go")
                 began = time.perf_counter()
                 if name == "offbeat":
@@ -51,7 +51,7 @@ def worker(rank: int, addresses: list[str], nbytes: int, repeats: int) -> None:
                 else:
                     bare(sock, x, out)
                 took = time.perf_counter() - began
-                assert bool((out == 1.0 - rank).all()), f"{name} moved the wrong bytes"
+                assert torch.equal(out, payload(len(x), 1 - rank, repeat, turn)), f"{name} moved the wrong bytes"
                 slower = max(took, float(exchange(sock, f"{took:020.9f}")))
                 if repeat > 0:  # the first round connects and warms up
                     seconds[name].append(slower)

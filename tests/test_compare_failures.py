@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from offbeat.compare.failures import LapFailed, any_story, check_workers, noting
 from offbeat.compare.record import as_record
 
 RIVAL = """
+import signal
 import time
 from contextlib import contextmanager
 import torch
@@ -49,6 +51,7 @@ def betrays(model, optimizer, setup):
             time.sleep(1.5)
 """
 WAITS = """
+import signal
 import time
 from contextlib import contextmanager
 
@@ -87,6 +90,15 @@ def test_a_worker_that_is_ended_by_a_signal_comes_before_those_that_miss_it(tmp_
     fail(tmp_path, 0)
     with pytest.raises(LapFailed, match=r"^worker 1 ended with status -9: it said nothing$"):
         check_workers(lap_of(tmp_path, [1, -9], ["connection closed", ""]), tmp_path)
+
+
+def test_a_library_that_aborts_is_the_reason_only_where_nobody_gave_one(tmp_path: Path) -> None:
+    statuses, stories = [1, -signal.SIGABRT], ["no such file", "terminate called: connection closed by peer"]
+    with pytest.raises(LapFailed, match=r"^worker 1 ended with status -6: terminate called"):
+        check_workers(lap_of(tmp_path, [None, statuses[1]], stories), tmp_path)
+    fail(tmp_path, 0)
+    with pytest.raises(LapFailed, match=r"^worker 0 ended with status 1: no such file$"):
+        check_workers(lap_of(tmp_path, statuses, stories), tmp_path)
 
 
 def test_who_fails_and_does_not_end_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Failures: which worker failed first, and what it said. The others fail because of it, often before it has ended."""
 
+import math
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +43,7 @@ def check_workers(processes: Sequence[subprocess.Popen[Any]], folder: Path) -> N
     until = time.monotonic() + GRACE_SECONDS
     while any(process.poll() is None for process in _noted(processes, folder)) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
-    first = min(_failed(processes, folder), key=lambda rank: _failed_at(folder, rank))
+    first = min(_failed(processes, folder), key=lambda rank: _failed_at(folder, rank, processes[rank].poll()))
     status = processes[first].poll()
     how = f"failed and was not gone after {GRACE_SECONDS:g} s" if status is None else f"ended with status {status}"
     before = " before its report" if status == 0 else ""
@@ -68,10 +70,13 @@ def _noted(processes: Sequence[subprocess.Popen[Any]], folder: Path) -> Iterator
     return (process for rank, process in enumerate(processes) if _note(folder, rank).exists())
 
 
-def _failed_at(folder: Path, rank: int) -> float:
-    """Whoever has no note was ended from outside, as by a signal: that is nobody's consequence, and so comes first."""
+def _failed_at(folder: Path, rank: int, status: int | None) -> float:
+    """Whoever has no note was ended from outside, as by a signal: that is nobody's consequence, and so comes first.
+    But a library that aborts, as when a peer is lost, comes last."""
     path = _note(folder, rank)
-    return float(path.read_text(encoding="utf-8")) if path.exists() else 0.0
+    if path.exists():
+        return float(path.read_text(encoding="utf-8"))
+    return math.inf if status == -signal.SIGABRT else 0.0
 
 
 def _note(folder: Path, rank: int) -> Path:
