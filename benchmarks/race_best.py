@@ -37,6 +37,9 @@ class Best:
         return f"{self.median / other.median:.2f} ({', '.join(each)})"
 
 
+NOBODY = Best((math.inf,) * len(SEEDS), "-")
+
+
 def best(races: Sequence[Race], target: float, family: Callable[[str], bool], rule: Rule = seconds_of) -> Best:
     found = []
     for rate in dict.fromkeys(race.learning_rate for race in races):
@@ -44,7 +47,7 @@ def best(races: Sequence[Race], target: float, family: Callable[[str], bool], ru
             times = {seed_of(run): or_never(rule(run, target)) for run in runs}
             if family(strategy) and times.keys() >= set(SEEDS):
                 found.append(Best(tuple(times[seed] for seed in SEEDS), rate))
-    return min(found, key=lambda each: each.median)
+    return min(found, key=lambda each: each.median, default=NOBODY)
 
 
 def targets_table(races: Sequence[Race], targets: Sequence[float] = TARGETS) -> list[str]:

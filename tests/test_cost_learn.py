@@ -17,7 +17,7 @@ from offbeat.cost.counts import bytes_of
 from offbeat.cost.device_profile import DeviceProfile
 from offbeat.cost.features import class_of
 from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
-from offbeat.cost.kernel_model import KernelModel
+from offbeat.cost.kernel_model import LEAST_ERROR, KernelModel
 from offbeat.cost.learn import (
     FEWEST,
     MOST,
@@ -193,6 +193,19 @@ def test_a_precision_that_was_not_measured_is_estimated_by_roofline() -> None:
     rates = {**DEVICE.flops_per_second, torch.bfloat16: DEVICE.flops_per_second[torch.float32]}
     both = replace(only_float32, device=replace(DEVICE, flops_per_second=rates))
     assert not predict(subject.at(8), both).estimated
+
+
+def test_the_band_reaches_as_far_as_real_steps_did_each_way() -> None:
+    model = KernelModel({}, {"steps": {"models": {"too short": -0.75, "too long": 0.25}}})
+    assert model.band == (0.8, 4.0), "predicted a quarter of what it took, and five quarters"
+    assert KernelModel({}, {"steps": {"models": {"good": 0.01}}}).band == (1 / (1 + LEAST_ERROR), 1 + LEAST_ERROR)
+
+
+def test_float64_is_estimated_by_roofline_where_only_float32_was_measured() -> None:
+    inputs = torch.zeros(2, 8, dtype=torch.float64)
+    step = trace(lambda: nn.Linear(8, 4).double(), inputs, None, loss=lambda out, _: out.mean(),
+                 optimizer=partial(SGD, lr=0.1))  # fmt: skip
+    assert "matmul" in predict(step, profile_with(learned())).estimated
 
 
 def test_classes_that_were_not_measured_are_named_with_their_share() -> None:

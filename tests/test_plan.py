@@ -230,6 +230,14 @@ def looks():
 
 def number():
     return 3
+
+def big():
+    return nn.Linear(1 << 17, 1 << 17), torch.zeros(1, 1 << 17)
+
+def scaled():
+    layer = nn.Linear(8, 4)
+    layer.scale = layer.weight.abs().max().item()
+    return layer, torch.zeros(1, 8)
 """
 
 
@@ -247,6 +255,15 @@ def test_models_of_ones_own(own: str) -> None:
     assert task.batch == 32
     assert task.at(5).batch == 5
     assert task.at(5) is task.at(5), "traced once"
+
+
+def test_a_model_of_ones_own_takes_no_memory(own: str) -> None:
+    big = find_subject(f"{own}:big", platform="cpu")
+    assert isinstance(big.model, nn.Module)
+    assert all(parameter.is_meta for parameter in big.model.parameters()), "64 GiB otherwise"
+    assert sum(spec.numel for spec in big.at(2).parameters.values()) == (1 << 34) + (1 << 17)
+    scaled = find_subject(f"{own}:scaled", platform="cpu")  # which needs the numbers
+    assert sum(spec.numel for spec in scaled.at(2).parameters.values()) == 8 * 4 + 4
 
 
 def test_models_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +311,8 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--optimizer lion", r"no optimizer 'lion': .*adamw, sgd"),
         ("--input 3,32", r"model resnet8 reads images"),
         ("--input 3,0,8", r"does not fit: all must be at least 1"),
+        ("--classes 0", r"with 0 classes does not fit: all must be at least 1"),
+        ("--device unjudged.json", r"unjudged.json is no profile of a device .*: write one with offbeat calibrate"),
         ("--model own.py:looks", r"looks at the values of a tensor .*a trace knows only shapes"),
         ("--model own.py:number", r"own.py:number returned int: it must return an offbeat Task, or a model and"),
         ("--model own.py:pair --classes 3", r"leave out --input and --classes"),
@@ -307,6 +326,8 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "broken.json").write_text(f'{{"version": {VERSION}}}')
     (tmp_path / "old.json").write_text('{"version": 0}')
+    cpu1 = load_profile("cpu1").as_dict()
+    (tmp_path / "unjudged.json").write_text(json.dumps({**cpu1, "kernels": {**cpu1["kernels"], "held_out": {}}}))
     tiny = replace(load_profile("t4"), device=replace(load_profile("t4").device, memory_bytes=1_000_000))
     tiny.save(tmp_path / "tiny.json")
     monkeypatch.chdir(tmp_path)

@@ -127,6 +127,21 @@ def test_who_never_gets_there_is_no_times_as_fast(best: ModuleType) -> None:
     assert best.Best((8.0, math.inf, 12.0), "0.1").over(some) == "1.20 (1.00, -, 1.00)"
 
 
+def test_who_was_not_raced_with_every_seed_is_nobody(best: ModuleType, races: ModuleType) -> None:
+    kept = record({"lasgd": [20.0, 10.0]})
+    kept["command"] += ["--learning-rate", "0.1"]
+    assert best.targets_table([races.Race("few", kept)], targets=(0.8,))[2] == (
+        "| 80% | never | never | never | - | never | never | - |"
+    )
+
+
+def test_a_seed_that_failed_keeps_its_place_in_every_column(table: ModuleType) -> None:
+    kept = record({"lasgd": [10.0, 20.0]})
+    kept["runs"][0].update(failure="no such luck", accuracy=None, throughput_share=None)
+    row = table.to_accuracy_table([table.Race("accuracy", kept)])[2]
+    assert row == "| `lasgd` | failed, 20.0 | - | -, 0.50 | -, - | -, 90.0% |"
+
+
 def test_the_latest_run_of_a_seed_counts(table: ModuleType) -> None:
     early, late = record({"ddp": [100.0, 120.0], "lasgd": [20.0]}), record({"lasgd": [10.0]})
     late["date"] = "2026-02-02T03:04:05Z"

@@ -1,8 +1,11 @@
 """Every rival trains two workers that learn and end as its method says. Those that are not installed are skipped."""
 
 import copy
+import importlib
 import warnings
+from contextlib import nullcontext
 from dataclasses import fields
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,10 +24,18 @@ RIVALS = ROOT / "benchmarks" / "rivals"
 WORKERS = 2
 STEPS = 53  # post_local_sgd averages after 5 + 8 k
 LEARNT = 0.5  # of the loss at the start, at most
+ALONE = "alone"
+CLOSER = 0.6  # than workers that train alone end, at most
 
 
-def race(specs: list[str], steps: int = STEPS) -> dict[str, tuple[list[float], Tensor]]:
-    """On one rank, one after the other: the loss of every step, and the weights after the end."""
+class Raced(NamedTuple):
+    losses: list[float]  # of every step
+    weights: Tensor  # after the end
+    last: Tensor  # after the last step, before what is averaged at the end
+
+
+def race(specs: list[str], steps: int = STEPS) -> dict[str, Raced]:
+    """On one rank, one after the other."""
     warnings.simplefilter("ignore")  # of what others import
     join_process_group(torch.device("cpu"), 60.0)
     rank, found = dist.get_rank(), {}
@@ -40,7 +51,8 @@ def race(specs: list[str], steps: int = STEPS) -> dict[str, tuple[list[float], T
     for spec in specs:
         model = copy.deepcopy(start)
         optimizer, losses = task.optimizer(model.parameters()), []
-        with find_contestant(f"{RIVALS}/{spec}")(model, optimizer, setup) as (module, stepper):
+        contestant = find_contestant(f"{RIVALS}/{spec}")(model, optimizer, setup) if spec != ALONE else None
+        with contestant or nullcontext((model, optimizer)) as (module, stepper):
             for step in range(steps):
                 stepper.zero_grad()
                 inputs, targets = task.train.batch(shard.indices(step))
@@ -48,10 +60,15 @@ def race(specs: list[str], steps: int = STEPS) -> dict[str, tuple[list[float], T
                 loss.backward()
                 stepper.step()
                 losses.append(float(loss))
-        found[spec] = losses, torch.cat([x.detach().flatten() for x in model.parameters()]).clone()
+            last = weights_of(model)
+        found[spec] = Raced(losses, weights_of(model), last)
         dist.barrier()
     dist.destroy_process_group()
     return found
+
+
+def weights_of(model: torch.nn.Module) -> Tensor:
+    return torch.cat([x.detach().flatten() for x in model.parameters()])
 
 
 def check_learnt(losses: list[float]) -> None:
@@ -94,10 +111,29 @@ def test_post_local_sgd_averages_gradients_and_then_weights_now_and_then(steps: 
         ("hivemind", "hivemind_local.py:train:every=8", False),
     ],
 )
-def test_others_learn(package: str, spec: str, equal: bool) -> None:
+def test_others_learn_from_each_other(package: str, spec: str, equal: bool) -> None:
     pytest.importorskip(package)
-    first, second = (found[spec] for found in run_workers(race, WORKERS, [spec]))
+    both = run_workers(race, WORKERS, [spec, ALONE])
+    first, second = (found[spec] for found in both)
     check_learnt(first[0])
     check_learnt(second[0])
+    assert distance(first.last, second.last) < CLOSER * distance(*(found[ALONE].last for found in both))
     if equal:
         assert distance(first[1], second[1]) < 1e-6, "it averages at the end"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fragments", [1, 2, 3, 7])
+def test_torchft_gets_equal_shares_of_the_model_itself(fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchft")
+    monkeypatch.syspath_prepend(str(RIVALS))
+    split = importlib.import_module("torchft_diloco").split
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 100))
+    before, parts = weights_of(model), split(list(model.parameters()), fragments)
+    sizes = [sum(piece.numel() for piece in part.parameters()) for part in parts]
+    assert sum(sizes) == len(before)
+    assert max(sizes) - min(sizes) <= 1
+    for part in parts:
+        for piece in part.parameters():
+            piece.data.mul_(2.0)
+    assert torch.equal(weights_of(model), 2 * before)

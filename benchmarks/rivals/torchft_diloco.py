@@ -1,7 +1,7 @@
 """torchft's streaming DiLoCo: the averaged change of a fragment arrives `delay` steps after it was sent.
 
-Best here: fragments=2, delay=6, alpha=0.5 and the paper's outer optimizer. The longest delay (fragments=1, delay=14) is
-hardly faster and learns less: of the way made in flight only the share alpha is kept.
+A delay costs: of the way made in flight only the share alpha is kept. So it should be as long as the wire needs for a
+fragment, and no longer.
 """
 
 import os
@@ -45,9 +45,8 @@ def train(model, optimizer, setup, *, every=16, fragments=2, delay=6, alpha=0.5,
 
 
 def split(parameters: list[nn.Parameter], fragments: int) -> list[nn.Module]:
-    """Equal shares of all numbers, in their order. Where a share begins within a parameter it holds a view of its piece:
-    torchft changes parameters in place, and so the model's own. By whole parameters, a model whose last layer is most
-    of it would go almost whole at once, and wait for it."""
+    """Equal shares of all numbers, in their order, as views: torchft changes parameters in place, and so the model's
+    own. By whole parameters, a model with one layer that is most of it would go almost whole at once, and wait."""
     total = sum(p.numel() for p in parameters)
     if not 0 < fragments <= total:
         raise ValueError(f"fragments={fragments} is not in 1..{total}, the parameters' numbers: use fewer")

@@ -103,7 +103,7 @@ def steps_by(report: Report, moment: float) -> float:
 
 def seconds_to(curve: Sequence[Point], accuracy: float) -> float | None:
     """When the mean of all workers had that accuracy and kept it for one more point, so that luck with the samples of
-    one does not count; between two points as on a straight line."""
+    one does not count (the last point has none after it, and counts); between two points as on a straight line."""
     has = [point.accuracy is not None and point.accuracy >= accuracy for point in curve]
     for index, point in enumerate(curve):
         if has[index] and all(has[index : index + 2]):

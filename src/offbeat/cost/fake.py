@@ -61,7 +61,7 @@ def _build(function: Callable[[], nn.Module]) -> nn.Module:
         with torch.device("meta"):
             return function()
     except Exception:  # perhaps it computes a setting with tensors, such as linspace(0, 0.1, depth)[3].item()
-        with _parameters_become_meta():
+        with parameters_without_memory():
             return function()
 
 
@@ -84,7 +84,7 @@ class _CopiesAreFake(TorchFunctionMode):
 
 
 @contextmanager
-def _parameters_become_meta() -> Iterator[None]:
+def parameters_without_memory() -> Iterator[None]:
     """Build a model for real, but for its parameters: a module gets each without memory, before values are drawn."""
     register = nn.Module.register_parameter
     without_memory = WeakIdKeyDictionary()  # a parameter that two modules get stays one

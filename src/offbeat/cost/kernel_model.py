@@ -60,10 +60,11 @@ class KernelModel:
 
     @property
     def band(self) -> tuple[float, float]:
-        """Factors around a prediction: as far off as the worst of the steps that it was judged on."""
+        """Factors around a prediction, as of the steps that it was judged on: from the one that was predicted too long
+        by most to the one that was predicted too short by most."""
         judged = self.held_out.get("steps") or self.held_out[self.held_out["kept"]]
-        worst = max(LEAST_ERROR, judged["worst"])
-        return 1 / (1 + worst), 1 + worst
+        real = [1 / (1 + error) for error in judged["models"].values()]
+        return min([1 / (1 + LEAST_ERROR), *real]), max([1 + LEAST_ERROR, *real])
 
     def as_dict(self) -> dict[str, Any]:
         classes = {kind: each.as_dict() for kind, each in self.classes.items()}
@@ -84,4 +85,8 @@ class KernelModel:
             )
             for kind, each in read["classes"].items()
         }
-        return cls(classes, read["held_out"])
+        model = cls(classes, read["held_out"])
+        low, high = model.band
+        if not 0 < low <= high:
+            raise ValueError(f"it is off by factors from {low} to {high}")
+        return model

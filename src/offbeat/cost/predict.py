@@ -82,7 +82,7 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
     ops = tuple(known[op.kernel] for op in step.ops)
     if profile.platform == "cpu":  # host and device are one: nothing is hidden
         beside = profile.host.seconds_of(step.ops) if profile.host is not None else [0.0] * len(ops)
-        time = time_step(step, [op.seconds + host for op, host in zip(ops, beside, strict=True)])
+        time = time_step(step, [max(0.0, op.seconds + host) for op, host in zip(ops, beside, strict=True)])
     else:
         every = [profile.device.dispatch_seconds] * len(ops)
         issuing = every if profile.host is None else profile.host.seconds_of(step.ops)
@@ -91,8 +91,9 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
 
 
 def _was_measured(kernel: Kernel, device: Device) -> bool:
-    """What was learned of float32 says nothing of 16 bits, for which libraries have other kernels."""
-    return kernel.dtype not in (torch.bfloat16, torch.float16) or kernel.dtype in device.flops_per_second
+    """What was learned of float32 says nothing of other widths, for which libraries have other kernels."""
+    others = (torch.bfloat16, torch.float16, torch.float64)
+    return kernel.dtype not in others or kernel.dtype in device.flops_per_second
 
 
 def _op_time(kernel: Kernel, device: Device, correction: float | None) -> OpTime:

@@ -14,7 +14,7 @@ from ..errors import BadInput, unknown
 from ..train.models import MODELS, find_model
 from ..train.task import Task, cross_entropy
 from ..train.tasks import adamw, call_own, sgd
-from .fake import Model
+from .fake import Model, parameters_without_memory
 from .trace import Platform, TracedStep, trace
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adamw": adamw}
@@ -85,7 +85,7 @@ def find_subject(
     if name not in MODELS:
         raise unknown("model", name, [*MODELS, "timm:NAME", "path/to/file.py:function"])
     usual_shape, usual_classes = USUAL_INPUT.get(name, SMALL)
-    shape, classes = input_shape or usual_shape, classes or usual_classes
+    shape, classes = input_shape or usual_shape, usual_classes if classes is None else classes
     build = partial(find_model(name), shape, classes)
     return _classifier(build, shape, classes, optimizer or ("adamw" if name == "gpt" else "sgd"), common)
 
@@ -119,7 +119,7 @@ def _timm(
         raise unknown("timm model", name, timm.list_models(f"*{name[:4]}*"))
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     usual = tuple(config.input_size) if config is not None else (3, 224, 224)
-    classes = classes or 1000
+    classes = 1000 if classes is None else classes
     return partial(timm.create_model, name, pretrained=False, num_classes=classes), shape or usual, classes
 
 
@@ -139,7 +139,7 @@ def subject_of(task: Task, *, name: str, platform: Platform, autocast: torch.dty
 
 def _own(name: str, optimizer: str | None, common: dict[str, Any]) -> Subject:
     """What a function of the user's returns: a Task, or a model and the inputs for one sample."""
-    made = call_own(name)
+    made = _without_memory(name)
     if isinstance(made, Task):
         subject = subject_of(made, **common)
         if optimizer is None:
@@ -157,6 +157,14 @@ def _own(name: str, optimizer: str | None, common: dict[str, Any]) -> Subject:
         optimizer=partial(OPTIMIZERS[optimizer or "sgd"], learning_rate=0.1),
         **common,
     )
+
+
+def _without_memory(name: str) -> object:
+    try:
+        with parameters_without_memory():
+            return call_own(name)
+    except BadInput:  # perhaps it computes with the parameters, as one that loads them
+        return call_own(name)
 
 
 def _mean_of_outputs(outputs: Any, _targets: None) -> Tensor:
