@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from kept import Start, keep
 from torch._C._distributed_c10d import TCPStore
 
 from offbeat.cost.collectives import Hop, ring, swap
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--link", default="1gbit")
     parser.add_argument("--largest", type=int, default=64, help="MiB")
     parser.add_argument("--only", choices=KINDS, help="one of the two")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="keep the points, with machine, versions and verdict, here")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", nargs="+", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--kinds", nargs="+", help=argparse.SUPPRESS)
@@ -162,6 +163,7 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         raise SystemExit("an emulated cluster needs root")
+    start = Start()
     sizes = [SMALLEST << power for power in range((given.largest * MEBIBYTE // SMALLEST).bit_length())]
     kinds = [given.only] if given.only else KINDS
     points: dict[str, list[Point]] = {what: [] for what in kinds}
@@ -173,9 +175,11 @@ def main() -> None:
         speed = cluster.bytes_per_second[0]
     nominal = Hop(LATENCY, 1 / (PAYLOAD * speed))
     record = {what: judge(what, found, sizes, nominal) for what, found in points.items()}
+    held = all(each["fitted_mean"] <= WANTED for each in record.values())
     if given.json is not None:
-        given.json.write_text(json.dumps({"link": given.link, **record}, indent=1) + "\n")
-    raise SystemExit(0 if all(each["fitted_mean"] <= WANTED for each in record.values()) else 1)
+        runs = [{"what": what, **each} for what, each in record.items()]
+        keep(given.json, start=start, held=held, runs=runs, link=given.link)
+    raise SystemExit(0 if held else 1)
 
 
 if __name__ == "__main__":

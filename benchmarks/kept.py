@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from offbeat.compare.record import without
 from offbeat.report.outputs import replacing
 
@@ -30,7 +32,10 @@ def keep(path: Path, *, start: Start, held: bool, runs: list[dict[str, Any]], **
     record = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start.seconds)),
         "command": command(),
-        "machine": {"cpus": len(os.sched_getaffinity(0)), "processor": platform.machine(), "gpu": None},
+        "machine": {
+            "cpus": len(os.sched_getaffinity(0)), "processor": platform.machine(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
         "versions": {
             "torch": version("torch"), "python": platform.python_version(), "kernel": platform.release(),
         },

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from collective_accuracy import PATIENCE, PORT
 from collective_accuracy import measure as measure_collectives
+from kept import Start, keep
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
@@ -124,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", help="a profile of this machine with one thread")
     parser.add_argument("--links", default="100mbit,1gbit")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="keep the steps, with machine, versions and verdict, here")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -135,7 +136,7 @@ def main() -> None:
         parser.error("--device is needed")
     if os.geteuid() != 0:
         raise SystemExit("an emulated cluster needs root")
-    profile, rows = load_profile(given.device), list[dict[str, Any]]()
+    start, profile, rows = Start(), load_profile(given.device), list[dict[str, Any]]()
     if profile.setup.get("threads") != 1 or profile.reference_seconds is None:
         raise SystemExit(f"{given.device} was not calibrated with one thread: OMP_NUM_THREADS=1 offbeat calibrate")
     for link in given.links.split(","):
@@ -166,7 +167,7 @@ def main() -> None:
     means = {what: statistics.mean(abs(row["errors"][what]) for row in rows) for what in rows[0]["errors"]}
     print(f"{len(rows)} combinations, mean error: " + ", ".join(f"{what} {100 * m:.1f} %" for what, m in means.items()))
     if given.json is not None:
-        given.json.write_text(json.dumps({"means": means, "rows": rows}, indent=1) + "\n")
+        keep(given.json, start=start, held=means["plain"] <= WANTED, runs=rows, means=means)
     raise SystemExit(0 if means["plain"] <= WANTED else 1)
 
 

@@ -1,6 +1,6 @@
 """How well is the share of no-communication throughput predicted? The races that are kept, against the cost model.
 
-    python benchmarks/share_accuracy.py
+    python benchmarks/share_accuracy.py [--json FILE]
 
 Takes every run of Offbeat's own strategies under benchmarks/results whose compute was emulated, so that the time of a
 step is known, and asks the cost model for its pace: in closed form where there is one, else played out in the virtual
@@ -8,11 +8,14 @@ world. The link is the nominal one, less the headers of its frames. Wanted: with
 exits with 1 if one of these is not.
 """
 
+import argparse
 import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from kept import Start, keep
 
 from offbeat.cost.device_profile import load_profile
 from offbeat.cost.pace import LONG_RUN, Machines, Work, pace
@@ -70,6 +73,10 @@ def measured() -> dict[tuple[str, str], list[tuple[float, dict[str, Any]]]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="keep the shares, with machine, versions and verdict, here")
+    given, start = parser.parse_args(), Start()
+    runs: list[dict[str, Any]] = []
     off: dict[str, list[float]] = defaultdict(list)
     for (race, strategy), shares in measured().items():
         name = strategy.partition(":")[0]
@@ -79,12 +86,22 @@ def main() -> None:
         said = predicted(strategy, record["run"]["workers"], record["run"]["link"], record["command"])
         share = statistics.mean(each for each, _ in shares)
         off[name].append(said - share)
+        runs.append({"race": race, "strategy": strategy, "measured": share, "predicted": said})
         points = f"{100 * (said - share):+5.1f} points"
         print(f"{race:>18} {strategy:<62} measured {share:.3f}, predicted {said:.3f}: {points}")
     for name, each in off.items():
         print(f"{name}: {len(each)} races, off by {100 * statistics.mean(map(abs, each)):.1f} points in the mean, "
               f"{100 * max(map(abs, each)):.1f} at most")  # fmt: skip
-    raise SystemExit(0 if all(off[name] and max(map(abs, off[name])) <= WANTED for name in ASKED) else 1)
+    held = all(off[name] and max(map(abs, off[name])) <= WANTED for name in ASKED)
+    if given.json is not None:
+        keep(
+            given.json,
+            start=start,
+            held=held,
+            runs=runs,
+            most={name: max(map(abs, each)) for name, each in off.items()},
+        )
+    raise SystemExit(0 if held else 1)
 
 
 if __name__ == "__main__":
