@@ -101,10 +101,8 @@ def main() -> None:
     print(f"{profile.device.name}, {profile.label}, {precision}: {words(said, rows)}")
     if given.out is not None:
         draw(given.out, rows, f"{profile.device.name}: mean error {percent(said['mean'], 1)}")
-    enough = len(rows) >= FEWEST_STEPS
-    held = (
-        enough and said["mean"] <= WANTED_MEAN and said["worst"] <= WANTED_WORST and (said["ops"] or 0.0) <= WANTED_OPS
-    )
+    wanted = {"mean": WANTED_MEAN, "worst": WANTED_WORST, "ops": WANTED_OPS}
+    held = len(rows) >= FEWEST_STEPS and all((said[name] or math.inf) <= most for name, most in wanted.items())
     if given.json is not None:
         keep(
             given.json, start=start, held=held, runs=[asdict(row) for row in rows], device=profile.device.name,
