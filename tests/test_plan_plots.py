@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from commands import run_here
 from matplotlib.figure import Figure
 from test_plan import answer, question
@@ -13,7 +14,7 @@ from test_plan import answer, question
 from offbeat.cost.plan import plan
 from offbeat.cost.sweeps import strong_scaling, sweeps
 from offbeat.cost.wires import Wires
-from offbeat.report.plan_roofline import draw_roofline
+from offbeat.report.plan_roofline import draw_roofline, roofs
 from offbeat.report.plan_timeline import draw_stack, draw_timeline
 from offbeat.sim.network import Link
 
@@ -43,6 +44,17 @@ def test_turning_a_knob_the_good_way_never_slows() -> None:
     assert link[-1] > 2 * link[0], "this plan is bound by its link"
 
 
+def test_knobs_and_strong_scaling_know_of_slow_workers() -> None:
+    slowed = plan(question(stragglers={5: 3.0}, nodes=2, strategies=("ddp",)))
+    speed = next(row for row in slowed.rows if row.workers == 8).samples_per_second
+    for knob in sweeps(slowed):
+        assert knob.speeds[knob.values.index(knob.now)] == pytest.approx(speed), knob.name
+    alike = strong_scaling(plan(question(nodes=2, strategies=("ddp",))))
+    strong = strong_scaling(slowed)
+    assert strong.speeds["ddp"][-1] < 0.7 * alike.speeds["ddp"][-1]
+    assert strong.speeds["ddp"][:3] == pytest.approx(alike.speeds["ddp"][:3]), "of four the fifth is none"
+
+
 def test_a_batch_that_does_not_fit_has_no_speed() -> None:
     tight = replace(question().profile, device=replace(question().profile.device, memory_bytes=300_000_000))
     batches = sweeps(plan(question(profile=tight, strategies=("ddp",))))[0]
@@ -70,6 +82,18 @@ def test_the_roofline_has_a_dot_for_every_class() -> None:
     shown = {text.get_text().partition(",")[0] for text in legend.get_texts()}
     assert {"convolution", "batch_norm", "elementwise"} <= shown
     assert shown <= {op.kind for op in answer().prediction.trace.ops}
+
+
+def test_no_dot_lies_above_all_roofs() -> None:
+    """Convolutions in float32 run in TF32, which has a roof of its own."""
+    device, high = question().profile.device, roofs(answer())
+    assert high == {"tf32": device.tf32_flops_per_second, "f32": device.flops_per_second[torch.float32],
+                    "all but products": device.vector_flops_per_second}  # fmt: skip
+    both = zip(answer().prediction.trace.ops, answer().prediction.ops, strict=True)
+    reached = [op.flops / time.seconds for op, time in both]
+    assert device.flops_per_second[torch.float32] < max(reached) < max(high.values())
+    knob = sweeps(answer())[1]
+    assert knob.now == high["tf32"] / 1e12
 
 
 def test_bars_stack_up_to_the_step() -> None:

@@ -2,12 +2,15 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import run_here
 
+from offbeat.cost.collectives import Hop
 from offbeat.cost.device_profile import load_profile
+from offbeat.cost.fit import Fitted, Piece
 from offbeat.cost.for_simulation import predicted_step
 from offbeat.cost.pace import Machines, Work, pace, played_out
 from offbeat.cost.predict import predict
@@ -15,6 +18,7 @@ from offbeat.cost.subject import find_subject
 from offbeat.cost.wires import Wires
 from offbeat.errors import BadInput
 from offbeat.layout import Layout
+from offbeat.sim.cluster import INSIDE_A_NODE
 from offbeat.sim.network import Link
 from offbeat.strategies import make_strategy
 from offbeat.sweep import Setting
@@ -56,6 +60,30 @@ def test_sweeps_take_it_too(tmp_path: Path) -> None:
     one, other = (Setting(task="synthetic", device=device) for device in ("cpu2", "h100"))
     assert one.cluster.step_seconds != other.cluster.step_seconds
     assert one.identity != other.identity
+
+
+def test_links_are_those_of_the_profile_unless_given() -> None:
+    local = load_profile("h100").local
+    assert Setting(task="synthetic", device="h100").cluster.local == local
+    slower = Setting(task="synthetic", device="h100", local_link="1gbit")
+    assert slower.cluster.local == replace(local, bytes_per_second=1.25e8)
+    assert Setting(task="synthetic", device="h100", local_latency=1.0).cluster.local == replace(local, seconds=1.0)
+    assert Setting(task="synthetic").cluster.local == INSIDE_A_NODE
+    assert (
+        Setting().identity == Setting(local_link="80gbit", local_latency=5e-6).identity != Setting(latency=1.0).identity
+    )
+
+
+def test_a_measured_link_is_the_one_of_the_profile(tmp_path: Path) -> None:
+    hop = Hop(3e-5, 1e-8)
+    profile = replace(load_profile("cpu2"), all_reduce=Fitted("ring", (Piece(0, hop),), 0.01))
+    profile.save(tmp_path / "mine.json")
+    link = Setting(task="synthetic", device=str(tmp_path / "mine.json"), link="measured").cluster.link
+    assert (link.bytes_per_second, link.seconds) == pytest.approx((1e8, 3e-5))
+    with pytest.raises(BadInput, match=r"--link measured: the profile of .* has no measured all-reduce"):
+        Setting(task="synthetic", device="cpu2", link="measured")
+    with pytest.raises(BadInput, match="'measured' is not a rate"):
+        Setting(task="synthetic", link="measured")
 
 
 def test_given_bytes_travel_at_the_usual_times() -> None:

@@ -255,8 +255,8 @@ def train(device: str | None, port: int | None, **given: Any) -> None:
     show_default=True,
     help="of the link between nodes, in seconds, one way",
 )
-@click.option("--local-link", default="80gbit", show_default=True, help="bandwidth of each worker inside its node")
-@click.option("--local-latency", type=float, default=5e-6, show_default=True, help="inside a node, in seconds, one way")
+@click.option("--local-link", help="bandwidth of each worker inside its node [the device's, else 80gbit]")
+@click.option("--local-latency", type=float, help="inside a node, in seconds, one way [the device's, else 5e-06]")
 @click.option(
     "--straggler",
     multiple=True,

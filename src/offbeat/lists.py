@@ -87,10 +87,9 @@ def split_stragglers(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _lists_of(given: Given) -> dict[str, tuple[Any, ...]]:
     """The values of every flag that may have several; none where it is not given."""
-    texts = {name: tuple(part.strip() for part in given[name].split(",")) for name in TEXTS}
-    options = {
+    texts = {
         name: tuple(part.strip() for part in given[name].split(","))
-        for name in option_names()
+        for name in (*TEXTS, *option_names())
         if given[name] is not None
     }
     numbers = {name: given[name] or () for name in NUMBERS}
@@ -99,7 +98,6 @@ def _lists_of(given: Given) -> dict[str, tuple[Any, ...]]:
         **numbers,
         **texts,
         "straggler": split_stragglers(given["straggler"]),
-        **options,
     }
 
 

@@ -12,18 +12,15 @@ from ..report.json_file import write_json
 from ..report.plan_table import print_plan
 from ..report.status import to_json
 from ..sim.command import MOST_JITTER, parse_stragglers
-from ..sim.network import Link
-from ..sim.rates import parse_rate
 from ..strategies import STRATEGIES
-from .device_profile import DeviceProfile, load_profile
+from .device_profile import load_profile
 from .plan import Answer, Question, strategies_of
 from .plan import plan as run
 from .subject import find_subject
 from .verdict import NEVER_AVERAGES, best, knee, notes, verdict
-from .wires import Wires
+from .wires import wires_of
 
 ALL = tuple(name for name in STRATEGIES if name != NEVER_AVERAGES)
-MEASURED = "measured"
 
 
 def plan(
@@ -99,24 +96,6 @@ def answered(question: Question, quiet: bool) -> Answer:
     with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
         task = bar.add_task(f"planning {question.subject.name}", total=None)
         return run(question, lambda done, wanted: bar.update(task, completed=done, total=wanted))
-
-
-def wires_of(
-    profile: DeviceProfile, link: str, latency: float, local_link: str | None, local_latency: float | None
-) -> Wires:
-    """Links as people write them; inside a node, the device's own where none are given."""
-    local = Link(
-        bytes_per_second=profile.local.bytes_per_second if local_link is None else parse_rate(local_link),
-        seconds=profile.local.seconds if local_latency is None else local_latency,
-    )
-    if link == MEASURED:
-        if profile.all_reduce is None:
-            raise BadInput(
-                f"--link measured: the profile of {profile.device.name} has no measured all-reduce: give a rate such "
-                f"as 100gbit, or run offbeat calibrate --workers 2"
-            )
-        return Wires(link=local, local=local, fitted=profile.all_reduce)
-    return Wires(link=Link(bytes_per_second=parse_rate(link), seconds=latency), local=local)
 
 
 def record(answer: Answer) -> dict[str, object]:

@@ -1,8 +1,9 @@
-"""predicted_step: the step of a simulated job on a device that is known by its profile."""
+"""What a profile knows of a simulated job: how long its steps take, and what its links carry."""
 
 from functools import lru_cache
 from pathlib import Path
 
+from ..sim.network import Link
 from ..sim.shape import StepShape
 from ..train.job import Job
 from ..train.tasks import load_task
@@ -12,12 +13,20 @@ from .pace import fills_buckets
 from .plan import fitting_step
 from .predict import predict
 from .subject import subject_of
+from .wires import wires_of
 
 
 def predicted_step(job: Job, device: str) -> tuple[float, StepShape]:
     """Seconds that a worker computes, and when in them its gradients are there."""
     buckets = fills_buckets(job.strategy, job.layout)
     return _predicted(job.task, job.model, job.data, job.seed, job.batch, device, buckets)
+
+
+def links_with(
+    device: str, link: str, latency: float, local_link: str | None, local_latency: float | None
+) -> tuple[Link, Link]:
+    """Between nodes and inside; as the device's profile has them, where none are given or `measured` is asked for."""
+    return wires_of(load_profile(device), link, latency, local_link, local_latency).as_links()
 
 
 @lru_cache(maxsize=64)

@@ -91,6 +91,15 @@ class Question:
         """Nodes are filled before another one is rented."""
         return Layout.even(workers, math.ceil(workers / self.workers_per_node))
 
+    def machines(self, workers: int) -> Machines:
+        """So many of them, stragglers among them."""
+        return Machines(
+            layout=self.layout(workers),
+            wires=self.wires,
+            stragglers={rank: factor for rank, factor in self.stragglers.items() if rank < workers},
+            jitter=self.jitter,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -146,13 +155,8 @@ def plan_row(
     question: Question, prediction: Prediction, spec: str, strategy: Strategy, workers: int, smaller: Row | None = None
 ) -> Row:
     """The pace, and its band where there is anything to be unsure of; `smaller`: the row of fewer workers."""
-    layout = question.layout(workers)
-    machines = Machines(
-        layout=layout,
-        wires=question.wires,
-        stragglers={rank: factor for rank, factor in question.stragglers.items() if rank < workers},
-        jitter=question.jitter,
-    )
+    machines = question.machines(workers)
+    layout = machines.layout
     work = work_of(prediction)
     strategy.check(layout, LONG_RUN)
     middle = pace(strategy, work, machines, seed=question.seed)

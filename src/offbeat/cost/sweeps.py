@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from ..errors import BadInput
 from ..strategies import make_strategy
 from .device_profile import DeviceProfile
-from .pace import Machines, closed_form, pace
+from .pace import closed_form, pace
 from .plan import Answer, Question, fitting_step, work_of
 from .predict import Prediction, predict
-from .roofline import Device
+from .roofline import MATRIX_KINDS, Device
 
 TIMES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 PLAYED_UP_TO = 64  # workers in a sweep, of strategies without a closed form
@@ -32,7 +32,8 @@ def sweeps(answer: Answer, strategy: str = "ddp") -> list[Knob]:
     """The five knobs, each turned alone."""
     question = answer.question
     device = question.profile.device
-    flops = max(device.flops_per_second.values())
+    ops = [op for op in answer.prediction.trace.ops if op.kind in MATRIX_KINDS] or answer.prediction.trace.ops
+    flops = device.flops_rate(max(ops, key=lambda op: op.flops).kernel)
 
     def turned(make: Callable[[float], Question]) -> tuple[float, ...]:
         return tuple(_speed(make(times), strategy) for times in TIMES)
@@ -90,14 +91,13 @@ def _speed(question: Question, name: str, workers: int | None = None) -> float:
     """Samples per second of all workers; NaN where it does not fit, or would have to be played out for long."""
     workers = question.workers if workers is None else workers
     strategy = make_strategy(name)
-    layout = question.layout(workers)
-    if closed_form(strategy) is None and workers > PLAYED_UP_TO:
+    machines = question.machines(workers)
+    if workers > PLAYED_UP_TO and (closed_form(strategy) is None or not machines.alike):
         return math.nan
     try:
         work = work_of(_prediction(question))
     except BadInput:
         return math.nan
-    machines = Machines(layout=layout, wires=question.wires)
     return workers * question.batch / pace(strategy, work, machines, seed=question.seed).step_seconds
 
 
@@ -113,7 +113,10 @@ def _batch_knob(question: Question, strategy: str) -> Knob:
 
 def _cluster_knob(question: Question, strategy: str) -> Knob:
     sizes = list(_cluster_sizes(question))
-    speeds = tuple(_speed(replace(question, nodes=max(1, nodes)), strategy) for nodes in sizes)
+    per_node, stragglers = question.workers_per_node, question.stragglers.items()
+    left = [{rank: factor for rank, factor in stragglers if rank < nodes * per_node} for nodes in sizes]
+    clusters = [replace(question, nodes=nodes, stragglers=own) for nodes, own in zip(sizes, left, strict=True)]
+    speeds = tuple(_speed(cluster, strategy) for cluster in clusters)
     workers = tuple(float(nodes * question.workers_per_node) for nodes in sizes)
     return Knob("workers", workers, "", speeds, float(question.workers))
 

@@ -4,14 +4,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import unknown
+from ..errors import BadInput, unknown
 from ..layout import Layout, Ranks
 from ..sim.network import Link
+from ..sim.rates import parse_rate
 from .collectives import ALGORITHMS, Cost, Hop, fastest, hierarchical
+from .device_profile import DeviceProfile
 from .fit import Fitted
 
 Where = Literal["intra-node", "inter-node"]
 ALL_REDUCES = ("fastest", *ALGORITHMS, "hierarchical")
+MEASURED = "measured"  # in place of a rate
 DATASHEET_BAND = (0.9, 1.25)  # a link carries a little more or quite less than one thinks
 
 
@@ -90,3 +93,21 @@ class Wires:
     def _neighbours(self, ranks: Ranks, layout: Layout) -> bool:
         """Whether two of them share a node."""
         return len({layout.node_of[rank] for rank in ranks}) < len(ranks)
+
+
+def wires_of(
+    profile: DeviceProfile, link: str, latency: float, local_link: str | None, local_latency: float | None
+) -> Wires:
+    """Links as people write them; inside a node, the device's own where none are given."""
+    local = Link(
+        bytes_per_second=profile.local.bytes_per_second if local_link is None else parse_rate(local_link),
+        seconds=profile.local.seconds if local_latency is None else local_latency,
+    )
+    if link == MEASURED:
+        if profile.all_reduce is None:
+            raise BadInput(
+                f"--link measured: the profile of {profile.device.name} has no measured all-reduce: give a rate such "
+                f"as 100gbit, or run offbeat calibrate --workers 2"
+            )
+        return Wires(link=local, local=local, fitted=profile.all_reduce)
+    return Wires(link=Link(bytes_per_second=parse_rate(link), seconds=latency), local=local)

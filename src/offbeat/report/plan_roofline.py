@@ -8,11 +8,24 @@ from matplotlib.figure import Figure
 
 from ..cost.kernel import SHORT
 from ..cost.plan import Answer
+from ..cost.roofline import MATRIX_KINDS
 from .summary import FAINT, GRID, INK, style_axes
 from .sweep_plots import PALETTE
 
 AREA_POINTS = 9000.0  # of all time together
 DEEPEST = 1e6  # below the roof: what counts to 1 now and then lies lower
+
+
+def roofs(answer: Answer) -> dict[str, float]:
+    """FLOP/s of each kind of arithmetic that the step does, by name."""
+    device = answer.question.profile.device
+    found: dict[str, float] = {}
+    for kernel in (op.kernel for op in answer.prediction.trace.ops if op.flops):
+        rate = device.flops_rate(kernel)
+        in_tf32 = kernel.dtype == torch.float32 and rate == device.tf32_flops_per_second
+        precision = "tf32" if in_tf32 else SHORT.get(kernel.dtype, str(kernel.dtype))
+        found[precision if kernel.kind in MATRIX_KINDS else "all but products"] = rate
+    return found
 
 
 def draw_roofline(answer: Answer, figure: Figure) -> None:
@@ -33,20 +46,18 @@ def draw_roofline(answer: Answer, figure: Figure) -> None:
             x, y, s=AREA_POINTS * seconds / total, color=PALETTE[place % len(PALETTE)], alpha=0.55, linewidths=0.4,
             edgecolors="white", label=f"{kind}, {100 * by_kind[kind] / total:.0f} %",
         )  # fmt: skip
-    used = {op.kernel.dtype for op in prediction.trace.ops if op.kind in ("matmul", "convolution", "attention")}
     intensities = [x for _, x, _ in by_kernel] or [1.0]
     span = np.geomspace(min(intensities) / 2, max(*intensities, 1e3), 200)
     memory = device.bytes_per_second * device.memory_efficiency
-    for dtype in used or {torch.float32}:
-        rate = device.flops_per_second.get(dtype, device.flops_per_second[torch.float32]) * device.compute_efficiency
+    highest = 0.0
+    for name, flops_per_second in roofs(answer).items():
+        rate = flops_per_second * device.compute_efficiency
+        highest = max(highest, rate)
         axes.plot(span, np.minimum(span * memory, rate), color=INK, linewidth=1.1)
-        axes.annotate(
-            SHORT.get(dtype, str(dtype)), (span[-1], rate), fontsize=8.5, color=FAINT, ha="right", va="bottom"
-        )
+        axes.annotate(name, (span[-1], rate), fontsize=8.5, color=FAINT, ha="right", va="bottom")
     style_axes(axes, f"Roofline: {answer.question.subject.name} on {device.name}, batch {answer.question.batch}")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    highest = max(device.flops_per_second.values())
     axes.set_ylim(highest / DEEPEST, 3 * highest)
     axes.grid(color=GRID)
     axes.set_xlabel("FLOPs per byte", fontsize=9, color=FAINT)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..errors import BadInput
 from ..layout import Layout
 from ..train.job import Job, blaming_own_task
-from .cluster import Cluster
+from .cluster import INSIDE_A_NODE, Cluster
 from .network import Link
 from .rates import parse_rate
 from .simulate import measured_step_seconds
@@ -25,8 +25,8 @@ def simulate(
     step_seconds: str,
     link: str,
     latency: float,
-    local_link: str,
-    local_latency: float,
+    local_link: str | None,
+    local_latency: float | None,
     straggler: tuple[str, ...],
     jitter: float,
     timing_only: bool,
@@ -44,6 +44,7 @@ def simulate(
         local_latency=local_latency,
         stragglers=parse_stragglers(straggler),
         jitter=jitter,
+        device=device,
     )
     with blaming_own_task(job.task, "in the simulation"):
         if measured:
@@ -78,21 +79,27 @@ def make_cluster(
     step_seconds: float,
     link: str,
     latency: float,
-    local_link: str,
-    local_latency: float,
+    local_link: str | None,
+    local_latency: float | None,
     stragglers: Mapping[int, float],
     jitter: float,
+    device: str | None = None,
 ) -> Cluster:
-    """Links as people write them."""
+    """Links as people write them; inside a node, where none are given, the device's own."""
     if jitter > MOST_JITTER:
         raise BadInput(f"--jitter {jitter} does not fit: it must be at most {MOST_JITTER}, and 0.1 is already much")
+    if device is not None:
+        from ..cost.for_simulation import links_with
+
+        between, local = links_with(device, link, latency, local_link, local_latency)
+    else:
+        between = Link(bytes_per_second=parse_rate(link), seconds=latency)
+        local = Link(
+            bytes_per_second=INSIDE_A_NODE.bytes_per_second if local_link is None else parse_rate(local_link),
+            seconds=INSIDE_A_NODE.seconds if local_latency is None else local_latency,
+        )
     return Cluster(
-        layout=layout,
-        step_seconds=step_seconds,
-        link=Link(bytes_per_second=parse_rate(link), seconds=latency),
-        local=Link(bytes_per_second=parse_rate(local_link), seconds=local_latency),
-        stragglers=stragglers,
-        jitter=jitter,
+        layout=layout, step_seconds=step_seconds, link=between, local=local, stragglers=stragglers, jitter=jitter
     )
 
 

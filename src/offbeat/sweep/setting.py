@@ -36,8 +36,8 @@ class Setting:
     nodes: int | None = None  # None: one for every two workers
     link: str = "1gbit"  # of each node, both ways at once
     latency: float = 100e-6  # seconds, one way
-    local_link: str = "80gbit"  # of each worker inside its node
-    local_latency: float = 5e-6
+    local_link: str | None = None  # of each worker inside its node; None: the device's, else 80gbit
+    local_latency: float | None = None  # likewise, else 5e-6
     step_seconds: float = 0.1  # compute time of a step
     device: str | None = None  # instead: a profile, which predicts it
     straggler: str = NO_STRAGGLER  # "0:2": rank 0 takes twice as long; several as in "0:2+1:3"
@@ -97,6 +97,7 @@ class Setting:
             local_latency=self.local_latency,
             stragglers=parse_stragglers([self.straggler]),
             jitter=self.jitter,
+            device=self.device,
         )
         return cluster if self.device is None else on_device(cluster, self.job, self.device, self.model_bytes)
 
@@ -113,7 +114,9 @@ class Setting:
             "strategy": [strategy.name, {name: getattr(strategy, name) for name in options_of(type(strategy))}],
             "nodes": cluster.layout.nodes,
             "link": cluster.link.bytes_per_second,
+            "latency": cluster.link.seconds,
             "local_link": cluster.local.bytes_per_second,
+            "local_latency": cluster.local.seconds,
             "straggler": sorted((rank, factor) for rank, factor in cluster.stragglers.items() if factor != 1),
             "data": None if self.data is None else str(self.data.resolve()),
             "target_accuracy": None,
