@@ -63,7 +63,7 @@ RACES = {
     "rate-0.01": f"{RACE} --learning-rate 0.01 --repeats 3 --strategies {FASTEST},{OUR_DILOCO}",
     "rate-0.007": f"{RACE} --learning-rate 0.007 --repeats 3 --strategies {FASTEST}",
     "rate-0.005": f"{RACE} --learning-rate 0.005 --repeats 3 --strategies {BOTH_DILOCOS}",
-    "straggler": f"{AT_THE_RATE} --straggler 0:2 --strategies {AVERAGES},{POST_LOCAL},{DILOCO}",
+    "straggler": f"{RACE} --learning-rate 0.01 --straggler 0:2 --strategies {FASTEST},{POST_LOCAL}",
     "epochs": f"{EPOCHS} --link 100mbit --step-seconds 0.1 --strategies {AVERAGES}",
     "epochs-ddp": f"{EPOCHS} --loopback --strategies ddp",  # whose accuracy does not depend on the wire
     "ceilings-100mbit": f"{CEILINGS} --repeats 2 --link 100mbit --step-seconds 0.17 --steps 120 "

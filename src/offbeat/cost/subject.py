@@ -1,6 +1,7 @@
 """Subject: the model of a plan, from a zoo name, `timm:NAME` or `file.py:function`, traced at any batch size."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -160,11 +161,16 @@ def _own(name: str, optimizer: str | None, common: dict[str, Any]) -> Subject:
 
 
 def _without_memory(name: str) -> object:
-    try:
-        with parameters_without_memory():
-            return call_own(name)
-    except BadInput:  # perhaps it computes with the parameters, as one that loads them
+    """What the function returns, if it can do without the numbers: a Task needs its data, others may look at their
+    parameters, as one that loads them."""
+    with suppress(BadInput):
+        with torch.device("meta"):
+            made = call_own(name)
+        if not isinstance(made, Task):
+            return made
+    with suppress(BadInput), parameters_without_memory():
         return call_own(name)
+    return call_own(name)
 
 
 def _mean_of_outputs(outputs: Any, _targets: None) -> Tensor:
