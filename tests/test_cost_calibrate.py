@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from offbeat.cost import Kernel
+from offbeat.cost import calibrate_command as command
 from offbeat.cost.counts import bytes_of, flops_of
+from offbeat.cost.device_profile import load_profile
 from offbeat.cost.profile import VERSION, Profile
 from offbeat.cost.profile_at import profile_at
 from offbeat.cost.random_models import random_models
@@ -67,3 +69,23 @@ def test_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path.write_text('{"version": 0}')
     with pytest.raises(BadInput, match=rf"is of version 0, not {VERSION}: delete it, and calibrate again"):
         Profile.load(path)
+
+
+def test_a_profile_of_another_device_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet, old = (tmp_path / name for name in ("h100.json", "old.json"))
+    load_profile("h100").save(sheet)
+    before = sheet.read_bytes()
+    old.write_text('{"version": 0}')
+    with pytest.raises(BadInput, match=r"^h100\.json is the profile of NVIDIA H100"):
+        calibrate(sheet)
+    assert sheet.read_bytes() == before
+    monkeypatch.setattr("offbeat.cost.calibrate_command.learned_profile", lambda *_: load_profile("cpu1"))
+    for path in (old, tmp_path / "new.json"):
+        calibrate(path)
+        assert load_profile(str(path)).device.name == load_profile("cpu1").device.name
+
+
+def calibrate(path: Path) -> None:
+    command.calibrate(
+        device="cpu", name=None, out=path, minutes=1.0, workers=None, bf16=False, seed=0, quiet=True
+    )  # fmt: skip

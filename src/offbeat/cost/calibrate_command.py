@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import BadInput, unknown
 from ..report.table import counted, percent
-from .device_profile import PROFILES, DeviceProfile
+from .device_profile import PROFILES, DeviceProfile, load_profile
 from .fit import Fitted, fit
 from .kernel import SHORT
 from .learn import EACH, WAYS
@@ -46,6 +46,7 @@ def calibrate(
     path = out or PROFILES / f"{name or slug(chosen)}.json"
     if not os.access(path.parent, os.W_OK):
         raise BadInput(f"profile {path} cannot be written there: name a file of yours with --out")
+    _spare_others(path, chosen)
     with _progress(quiet) as step:
         fitted, rank = None, 0
         if under_launcher:
@@ -67,6 +68,15 @@ def calibrate(
             kernels_file(path).unlink(missing_ok=True)  # the next calibration begins anew
             if not quiet:
                 _say(profile, path)
+
+
+def _spare_others(path: Path, device: torch.device) -> None:
+    """A profile may take the place of one of the same device, not of another's, such as a data sheet."""
+    own = was = device_name(device)
+    with suppress(BadInput):  # it is none, or of another version
+        was = load_profile(str(path)).device.name
+    if was != own:
+        raise BadInput(f"{path.name} is the profile of {was}, and this is {own}: choose another --name, or --out")
 
 
 def slug(device: torch.device) -> str:
