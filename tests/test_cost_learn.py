@@ -29,6 +29,7 @@ from offbeat.cost.learn import (
     measured_device,
 )
 from offbeat.cost.op import PHASES
+from offbeat.cost.plan import Question, plan
 from offbeat.cost.predict import predict
 from offbeat.cost.profile import Timing
 from offbeat.cost.residual import from_dict, learn_mlps, learn_trees
@@ -36,6 +37,7 @@ from offbeat.cost.roofline import op_seconds
 from offbeat.cost.subject import find_subject
 from offbeat.cost.trace import Platform
 from offbeat.cost.verdict import notes
+from offbeat.cost.wires import Wires
 from offbeat.sim.network import Link
 
 DEVICE = Device(
@@ -209,9 +211,6 @@ def test_float64_is_estimated_by_roofline_where_only_float32_was_measured() -> N
 
 
 def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
-    from offbeat.cost.plan import Question, plan
-    from offbeat.cost.wires import Wires
-
     without = KernelModel(
         {kind: each for kind, each in learned().classes.items() if kind != "matmul"}, learned().held_out
     )
@@ -228,6 +227,26 @@ def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
     said = notes(plan(question))
     assert any("estimated by roofline: matmul" in each and "% of the time" in each for each in said), said
     assert any("was calibrated with torch 1.0, and this is" in each for each in said), said
+
+
+def test_operators_that_were_not_measured_are_named_with_their_share() -> None:
+    model = learned()
+    name, own = next((name, each) for name, each in model.classes.items() if name == "matmul")
+    renamed = replace(own, operators=tuple(f"not {operator}" for operator in own.operators))
+    others = KernelModel({**model.classes, name: renamed}, model.held_out)
+    usual, unsure = (predict(perceptron(300), profile_with(each)) for each in (model, others))
+    assert set(usual.likened) == {"ones_like"}, "the gradient of a mean, which nothing drawn has"
+    more = set(unsure.likened) - {"ones_like"}
+    assert more
+    assert more <= set(own.operators)
+    assert not unsure.estimated, "they are taken for others of their class"
+    assert unsure.band[0] < usual.band[0] < usual.band[1] < unsure.band[1]
+    question = Question(
+        subject=find_subject("mlp", platform="cpu"), profile=profile_with(others), nodes=1, workers_per_node=1, batch=8,
+        wires=Wires(link=usual.profile.local, local=usual.profile.local), strategies=("ddp",),
+    )  # fmt: skip
+    said = notes(plan(question))
+    assert any(each.startswith("not measured, so taken for others of their class: ") for each in said), said
 
 
 def test_judging_knows_a_perfect_model_from_none() -> None:

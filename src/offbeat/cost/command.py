@@ -119,6 +119,7 @@ def record(answer: Answer) -> dict[str, object]:
         "optimizer_seconds": time.optimizer_seconds,
         "band": list(prediction.band),
         "estimated_by_roofline": dict(prediction.estimated) if question.profile.label == "calibrated" else None,
+        "taken_for_others_of_their_class": dict(prediction.likened) if question.profile.label == "calibrated" else None,
         "best": chosen.strategy,
         "knee": {name: knee(answer.of(name)) for name in question.strategies},
         "verdict": verdict(answer),

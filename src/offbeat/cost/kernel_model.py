@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import residual
-from .features import NAMES, class_of, table
+from .features import NAMES, class_of, operator_of, table
 from .kernel import Kernel
 from .residual import Residual
 
@@ -57,6 +57,11 @@ class KernelModel:
                 for place, g in zip(own, self.classes[kind].corrections([kernels[i] for i in own]), strict=True):
                     found[place] = float(g)
         return found
+
+    def has_measured(self, kernel: Kernel) -> bool:
+        """Whether its operator was among those of its class; else it is taken for one of them."""
+        found = self.classes.get(class_of(kernel)) or self.classes.get(kernel.kind)
+        return found is not None and operator_of(kernel) in found.operators
 
     @property
     def band(self) -> tuple[float, float]:

@@ -7,7 +7,7 @@ which there is only a data sheet.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -17,7 +17,9 @@ import torch
 
 from .buckets import in_buckets
 from .device_profile import DeviceProfile
+from .features import operator_of
 from .kernel import Kernel
+from .op import Op
 from .roofline import Device, compute_seconds, memory_seconds
 from .step import StepTime, time_step
 from .trace import TracedStep
@@ -32,6 +34,7 @@ class OpTime:
     seconds: float
     bound: Bound  # arithmetic, memory, or the launch
     learned: bool  # False: by the roofline alone
+    measured: bool  # the very operator; else it is taken for another one of its class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +67,26 @@ class Prediction:
     @cached_property
     def estimated(self) -> Mapping[str, float]:
         """Classes of operations that the calibration did not measure, with their share of the time."""
+        return self._shares_of({op.kernel: op.kind for op, time in self._timed if not time.learned})
+
+    @cached_property
+    def likened(self) -> Mapping[str, float]:
+        """Operators that it did not measure, but others of their class, with their share of the time."""
+        return self._shares_of(
+            {op.kernel: operator_of(op.kernel) for op, time in self._timed if time.learned and not time.measured}
+        )
+
+    @property
+    def _timed(self) -> Iterator[tuple[Op, OpTime]]:
+        return zip(self.trace.ops, self.ops, strict=True)
+
+    def _shares_of(self, names: Mapping[Kernel, str]) -> Mapping[str, float]:
+        """By name, the largest first."""
         total = sum(op.seconds for op in self.ops)
         found: dict[str, float] = defaultdict(float)
-        for op, time in zip(self.trace.ops, self.ops, strict=True):
-            if not time.learned:
-                found[op.kind] += time.seconds / total
+        for op, time in self._timed:
+            if op.kernel in names:
+                found[names[op.kernel]] += time.seconds / total
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -76,7 +94,7 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
     kernels = list(dict.fromkeys(op.kernel for op in step.ops))
     corrections = profile.kernels.corrections(kernels) if profile.kernels is not None else [None] * len(kernels)
     known = {
-        kernel: _op_time(kernel, profile.device, correction if _was_measured(kernel, profile.device) else None)
+        kernel: _op_time(kernel, profile, correction if _precision_was_measured(kernel, profile.device) else None)
         for kernel, correction in zip(kernels, corrections, strict=True)
     }
     ops = tuple(known[op.kernel] for op in step.ops)
@@ -90,23 +108,25 @@ def predict(step: TracedStep, profile: DeviceProfile) -> Prediction:
     return Prediction(trace=step, ops=ops, time=time, band=_band(ops, profile), profile=profile)
 
 
-def _was_measured(kernel: Kernel, device: Device) -> bool:
+def _precision_was_measured(kernel: Kernel, device: Device) -> bool:
     """What was learned of float32 says nothing of other widths, for which libraries have other kernels."""
     others = (torch.bfloat16, torch.float16, torch.float64)
     return kernel.dtype not in others or kernel.dtype in device.flops_per_second
 
 
-def _op_time(kernel: Kernel, device: Device, correction: float | None) -> OpTime:
+def _op_time(kernel: Kernel, profile: DeviceProfile, correction: float | None) -> OpTime:
+    device, learned = profile.device, correction is not None
     compute, memory = compute_seconds(kernel, device), memory_seconds(kernel, device)
     busy = max(compute, memory) * exp(correction or 0.0)
     bound: Bound = "latency" if device.launch_seconds > busy else "compute" if compute >= memory else "memory"
-    return OpTime(device.launch_seconds + busy, bound, correction is not None)
+    measured = learned and profile.kernels is not None and profile.kernels.has_measured(kernel)
+    return OpTime(device.launch_seconds + busy, bound, learned, measured)
 
 
 def _band(ops: tuple[OpTime, ...], profile: DeviceProfile) -> tuple[float, float]:
-    """The mean of what was learned and what was not, weighted by time: errors of many operations go together."""
+    """The mean of what was measured and what was not, weighted by time: errors of many operations go together."""
     learned = profile.band if profile.kernels is None else profile.kernels.band
     total = sum(op.seconds for op in ops)
-    share = sum(op.seconds for op in ops if op.learned) / total if total else 0.0
+    share = sum(op.seconds for op in ops if op.measured) / total if total else 0.0
     low, high = (share * own + (1 - share) * rest for own, rest in zip(learned, profile.band, strict=True))
     return low, high
