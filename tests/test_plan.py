@@ -303,6 +303,10 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--batch 0", r"--batch 0 does not fit: it must be at least 1"),
         ("--batch 10000000", r"needs .* GB and NVIDIA H100 SXM has 76 GB for it: the largest batch that fits is \d+"),
         ("--model gpt --device tiny.json --batch 4", r"not even one sample fits, so choose another device"),
+        (
+            "--device cpu1 --workers-per-node 1000 --batch 256",
+            r"of 1000 workers: the largest batch that fits is \d+",
+        ),
         ("--nodes 0", r"--nodes 0 does not fit"),
         ("--straggler 7:2", r"straggler 7 is not a rank: ranks go from 0 to 1"),
         ("--all-reduce rings", r"no way to all-reduce 'rings': did you mean 'ring'\?"),

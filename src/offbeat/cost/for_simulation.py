@@ -1,5 +1,6 @@
 """What a profile knows of a simulated job: how long its steps take, and what its links carry."""
 
+import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from .wires import wires_of
 def predicted_step(job: Job, device: str) -> tuple[float, StepShape]:
     """Seconds that a worker computes, and when in them its gradients are there."""
     buckets = fills_buckets(job.strategy, job.layout)
-    return _predicted(job.task, job.model, job.data, job.seed, job.batch, device, buckets)
+    sharing = math.ceil(job.layout.workers / job.layout.nodes)
+    return _predicted(job.task, job.model, job.data, job.seed, job.batch, device, sharing, buckets)
 
 
 def links_with(
@@ -31,10 +33,17 @@ def links_with(
 
 @lru_cache(maxsize=64)
 def _predicted(
-    task: str, model: str | None, data: Path | None, seed: int, batch: int | None, device: str, buckets: bool
+    task: str,
+    model: str | None,
+    data: Path | None,
+    seed: int,
+    batch: int | None,
+    device: str,
+    workers_per_node: int,
+    buckets: bool,
 ) -> tuple[float, StepShape]:
     profile, loaded = load_profile(device), load_task(task, data=data, model=model, seed=seed)
     subject = subject_of(loaded, name=model or loaded.name, platform=profile.platform)
-    step = fitting_step(subject, profile, subject.batch if batch is None else batch)
+    step = fitting_step(subject, profile, subject.batch if batch is None else batch, workers_per_node)
     time = predict(in_buckets(step) if buckets else step, profile).time
     return time.seconds, time.shape()

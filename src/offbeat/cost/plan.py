@@ -91,6 +91,11 @@ class Question:
         """Nodes are filled before another one is rented."""
         return Layout.even(workers, math.ceil(workers / self.workers_per_node))
 
+    @property
+    def step(self) -> TracedStep:
+        """At this batch, if it fits the memory."""
+        return fitting_step(self.subject, self.profile, self.batch, self.workers_per_node)
+
     def machines(self, workers: int) -> Machines:
         """So many of them, stragglers among them."""
         return Machines(
@@ -116,7 +121,7 @@ class Answer:
 def plan(question: Question, progress: Progress | None = None) -> Answer:
     """Every strategy on every size."""
     strategies = {spec: make_strategy(spec) for spec in question.strategies}
-    prediction = predict(fitting_step(question.subject, question.profile, question.batch), question.profile)
+    prediction = predict(question.step, question.profile)
     wanted = len(strategies) * len(question.sizes)
     rows: list[Row] = []
     for spec, strategy in strategies.items():
@@ -129,10 +134,11 @@ def plan(question: Question, progress: Progress | None = None) -> Answer:
     return Answer(question=question, prediction=prediction, rows=tuple(rows))
 
 
-def fitting_step(subject: Subject, profile: DeviceProfile, batch: int) -> TracedStep:
-    """The step at this batch, if it fits the device's memory."""
+def fitting_step(subject: Subject, profile: DeviceProfile, batch: int, workers_per_node: int) -> TracedStep:
+    """The step at this batch, if it fits the device's memory, which workers on the CPU of a node share."""
     step = subject.at(batch)
-    room = int(profile.device.memory_bytes * USABLE_MEMORY)
+    sharing = workers_per_node if profile.platform == "cpu" else 1
+    room = int(profile.device.memory_bytes * USABLE_MEMORY) // sharing
     if step.memory.peak > room:
         guess = max(1, batch * max(0, room - step.memory.constant) // max(1, step.memory.peak - step.memory.constant))
         most = largest_batch(lambda size: subject.at(size).memory.peak, room, first=guess, at_most=batch)
@@ -141,7 +147,7 @@ def fitting_step(subject: Subject, profile: DeviceProfile, batch: int) -> Traced
         )
         raise BadInput(
             f"{subject.name} at batch {batch} needs {step.memory.peak / 1e9:.3g} GB and {profile.device.name} has "
-            f"{room / 1e9:.3g} GB for it: {remedy}"
+            f"{room / 1e9:.3g} GB for it{'' if sharing == 1 else f', of {sharing} workers'}: {remedy}"
         )
     return step
 

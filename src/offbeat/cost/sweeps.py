@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..errors import BadInput
 from ..strategies import make_strategy
 from .device_profile import DeviceProfile
 from .pace import closed_form, pace
-from .plan import Answer, Question, fitting_step, work_of
+from .plan import Answer, Question, work_of
 from .predict import Prediction, predict
 from .roofline import MATRIX_KINDS, Device
 
@@ -79,11 +80,9 @@ def strong_scaling(answer: Answer) -> Strong:
 
 def _strong_batch(question: Question) -> int:
     for times in range(int(math.log2(STRONG_TIMES)), 0, -1):
-        try:
-            fitting_step(question.subject, question.profile, question.batch << times)
-        except BadInput:
-            continue
-        return question.batch << times
+        larger = replace(question, batch=question.batch << times)
+        with suppress(BadInput):
+            return larger.step.batch
     return question.batch
 
 
@@ -102,7 +101,7 @@ def _speed(question: Question, name: str, workers: int | None = None) -> float:
 
 
 def _prediction(question: Question) -> Prediction:
-    return predict(fitting_step(question.subject, question.profile, question.batch), question.profile)
+    return predict(question.step, question.profile)
 
 
 def _batch_knob(question: Question, strategy: str) -> Knob:
