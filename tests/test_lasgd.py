@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Generator
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from offbeat.sim.network import Link
 from offbeat.sim.run import Run, run
 from offbeat.sim.work import SimWork
 from offbeat.strategies import make_strategy
+from offbeat.strategies.lasgd import LASGD
 
 STEP_SECONDS, NBYTES = 0.1, 1_200_000
 
@@ -61,6 +63,44 @@ def test_fragments_are_chosen_from_the_wire_and_the_step_time(steps_per_average:
         assert fragments - 1 <= status.notes["fragments"] <= fragments + 1
         assert status.delay <= 2.0, "a part of x is merged a step or two after its snapshot"  # type: ignore[operator]
     assert not waits(done, before=19.9)
+
+
+def result_of(timing: Generator[Any, Any, tuple[float, float]]) -> tuple[float, float]:
+    """Where all work is done when it is yielded."""
+    value = None
+    while True:
+        try:
+            value = timing.send(value)
+        except StopIteration as ended:
+            latency, seconds = ended.value
+            return latency, seconds
+
+
+@pytest.mark.parametrize("burst", [0, 128_000])
+@pytest.mark.parametrize("numbers", [1, 20_000, 3_000_000])
+def test_a_burst_makes_no_wire_look_faster(burst: int, numbers: int) -> None:
+    """A shaped link carries the first bytes of a probe at once."""
+
+    class Bursty:
+        layout, seconds = Layout.even(4, 4), 0.0
+
+        def now(self) -> float:
+            return self.seconds
+
+        def add_up(self, x: torch.Tensor, _ranks: object) -> None:
+            self.seconds += 1e-4 + max(0.0, 1.5 * x.nbytes - burst) / 12e6
+
+        def average(self, x: torch.Tensor, _ranks: object) -> torch.Tensor:
+            return x
+
+    strategy = LASGD(wire_dtype="bfloat16")
+    strategy.comm = Bursty()  # type: ignore[assignment]
+    strategy.replica = Replica((torch.zeros(numbers),))
+    latency, seconds = result_of(strategy._time_the_wire())
+    assert latency == pytest.approx(1e-4, rel=0.01)
+    assert seconds <= 1.01 * (1e-4 + 1.5 * 2 * numbers / 12e6)
+    if not burst or numbers > 1_000_000:
+        assert seconds >= 0.99 * 1.5 * 2 * numbers / 12e6
 
 
 @pytest.mark.parametrize("spec", ["lasgd", "lasgd:fragments=9", "lasgd:fragments=30", "lasgd:fragments=3"])

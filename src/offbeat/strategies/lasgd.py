@@ -37,12 +37,11 @@ from ..roster import Roster
 from ..strategy import Plan, Strategy
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
-WARM_UP = (1, 0)  # numbers that travel first, 0: a probe; a fresh connection is slow
-PROBES = (1, 1, 1, 1, 0)  # then: one look at a latency is luck
+FEWEST_IN_A_PROBE = 2  # numbers
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
-PARTS_PER_STEP = 2  # that the wire should carry: then a part is one or two steps late
+PARTS_PER_STEP = 4  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
-SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step
+SMALL_SHARE, SMALL_EVERY = 0.2, 1  # of the wire, at most, for small tensors that travel in every step
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 12  # that a part takes on an idle wire: with 4 a loaded one was half empty
 
@@ -292,16 +291,18 @@ class LASGD(Strategy):
         latency = seconds = 0.0
         for flat in self.replica.flats:
             like = getattr(torch, self.wire_dtype) if self.wire_dtype is not None else flat.dtype
-            size = min(max(1, len(flat) // PROBE_SHARE), PROBE_MOST)
-            took = []
-            for length in (*WARM_UP, *PROBES):
-                x = torch.zeros(length or size, dtype=like, device=flat.device)
+            size = min(max(FEWEST_IN_A_PROBE, len(flat) // PROBE_SHARE), PROBE_MOST)
+            half, took = size // 2, []
+            warm_up, look = (1, size), (1, 1, 1, 1)  # a fresh connection is slow; one look at a latency is luck
+            for length in (*warm_up, *look, half, size):
+                x = torch.zeros(length, dtype=like, device=flat.device)
                 began = self.comm.now()
                 yield self.comm.add_up(x, everyone)
                 took.append(self.comm.now() - began)
-            _, _, *short, long = took
+            _, _, *short, first, both = took
             latency = max(latency, min(short), 1e-9)
-            seconds += min(short) + max(0.0, long - min(short)) * len(flat) / size
+            # A link may carry the first bytes at once and shape what comes after: as the second half does, so all else.
+            seconds += min(short) + max(0.0, both - first) * len(flat) / (size - half)
         means = []
         for value in (latency, seconds):
             mean: Tensor = yield self.comm.average(torch.tensor(value, dtype=torch.float64), everyone)
