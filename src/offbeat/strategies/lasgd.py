@@ -41,7 +41,7 @@ FEWEST_IN_A_PROBE = 2  # numbers
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 4  # that the wire should carry: then a part is one or two steps late
 MOST_FRAGMENTS = 64
-SMALL_SHARE, SMALL_EVERY = 0.2, 1  # of the wire, at most, for small tensors that travel in every step
+SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 12  # that a part takes on an idle wire: with 4 a loaded one was half empty
 
