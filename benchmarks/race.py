@@ -58,6 +58,7 @@ WITH_MOMENTUM = f"{NARROW},momentum=0.5"
 DILOCO_ON_GPU = "diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16"
 RACES = {
     "accuracy": f"{AT_THE_RATE} --repeats 3 --strategies lasgd,{FASTEST},{PAIRS},{POST_LOCAL}",
+    "accuracy-lasgd": f"{AT_THE_RATE} --repeats 3 --strategies lasgd,{NARROW},{NARROW},{TRAIL}",  # without the others
     "accuracy-ddp": f"{AT_THE_RATE} --repeats 3 --strategies ddp",  # takes as long as all others
     "accuracy-rivals": f"{AT_THE_RATE} --strategies {OTHER_RIVALS}",
     "rate-0.01": f"{RACE} --learning-rate 0.01 --repeats 3 --strategies {FASTEST},{OUR_DILOCO}",
