@@ -15,7 +15,7 @@ from race_picture import PICTURE, draw
 from race_words import as_row, listed, moments, percent, shown
 from races import ROOT, Race, Times, captions, ends_of, newest_runs, or_never, read_races, seconds_of, seed_of
 
-TO_ACCURACY = ("accuracy", "accuracy-lasgd", "accuracy-ddp", "accuracy-rivals")  # races that differ in strategies and seeds alone
+TO_ACCURACY = ("accuracy", "accuracy-lasgd", "accuracy-ddp", "accuracy-rivals")  # with other strategies and seeds
 MEASURES = {"throughput_share": "{:.2f}", "wire_utilisation": "{:.2f}", "accuracy": "{:.1%}"}  # None in failed laps
 LOWER_RATES = ("rate-0.01", "rate-0.007", "rate-0.005")
 HARDER = 0.85  # chosen when laps had been seen; the table of targets has those beside it
