@@ -128,7 +128,8 @@ def test_torchft_gets_equal_shares_of_the_model_itself(fragments: int, monkeypat
     pytest.importorskip("torchft")
     monkeypatch.syspath_prepend(str(RIVALS))
     split = importlib.import_module("torchft_diloco").split
-    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 100))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Conv2d(4, 6, 3), torch.nn.Linear(5, 100))
+    model.to(memory_format=torch.channels_last)  # as on a GPU
     before, parts = weights_of(model), split(list(model.parameters()), fragments)
     sizes = [sum(piece.numel() for piece in part.parameters()) for part in parts]
     assert sum(sizes) == len(before)

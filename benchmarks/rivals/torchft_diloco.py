@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from runpy import run_path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import SGD
 
 os.environ.setdefault("RUST_LOG", "warn")  # read when torchft is imported; it tells of every quorum otherwise
@@ -54,10 +55,17 @@ def split(parameters: list[nn.Parameter], fragments: int) -> list[nn.Module]:
     parts: list[list[nn.Parameter]] = [[] for _ in range(fragments)]
     begins = 0
     for parameter in parameters:
-        flat = parameter.data.view(-1)
+        flat = in_storage_order(parameter.data)
         for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
             first, after = max(low - begins, 0), min(high - begins, flat.numel())
             if first < after:
                 part.append(nn.Parameter(flat[first:after]))
         begins += flat.numel()
     return [nn.ParameterList(part) for part in parts]
+
+
+def in_storage_order(x: Tensor) -> Tensor:
+    """All numbers as one view, also of what is in channels-last order."""
+    if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
+        raise ValueError(f"a parameter with strides {x.stride()} leaves gaps in memory and cannot be cut: make it dense")
+    return x.as_strided((x.numel(),), (1,))

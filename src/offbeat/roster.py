@@ -2,7 +2,7 @@
 
 The large parts come one after another; the small tensors, one parcel together, after every few of them:
 
-    1 2 3 4 small 5 6 7 8 small ...
+    1 2 3 4 5 6 7 8 small 9 10 ...
 
 A parcel is sent again only when it is back. So where the way takes long (a GPU that is steps behind its host, averages
 that begin late, a slow rank) all wait for the small tensors, and the wire runs dry. Then they come half as often.

@@ -38,10 +38,12 @@ from ..strategy import Plan, Strategy
 
 PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
 FEWEST_IN_A_PROBE = 2  # numbers
+LOOKS, LOOKS_AT_MUCH = 4, 2  # at a latency, and at a probe: one is luck
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
-PARTS_PER_STEP = 4  # that the wire should carry: then a part is one or two steps late
-MOST_FRAGMENTS = 64
-SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step
+PARTS_PER_STEP = 4  # that the wire should carry: then a part is hardly more than a step late
+MOST_FRAGMENTS = 128
+SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step,
+SMALL_SPACING = 4  # but not more often than after so many parts
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 FEWEST_LATENCIES = 12  # that a part takes on an idle wire: with 4 a loaded one was half empty
 
@@ -106,7 +108,7 @@ class LASGD(Strategy):
         self._step_seconds: Work[Tensor] | None = None  # the mean over all ranks, once it is asked for
         in_step = self.delay is not None or self.max_delay == 0 or comm.layout.workers == 1
         if self.fragments is not None or in_step:
-            self._cut(self.fragments or 1)
+            self._cut(self.fragments or 1, SMALL_SPACING)
         else:
             self._latency, self._wire_seconds = yield from self._time_the_wire()
 
@@ -234,12 +236,13 @@ class LASGD(Strategy):
         if self.max_delay == 0:
             self._depth = len(roster)
 
-    def _cut(self, fragments: int) -> None:
+    def _cut(self, fragments: int, spacing: int) -> None:
+        """spacing: parts between two rides of the small tensors."""
         x, shared, buffers = self._without_buffers() if self.momentum > 0 else (self.replica, self._shared, [])
         if self.fragments is None:
             fragments = min(fragments, x.numbers)  # without buffers there may be fewer
         small: Parcel | None = None
-        spacing = SMALL_EVERY * PARTS_PER_STEP * self.every
+        spacing *= self.every
         if self.delay is None and self.max_delay != 0 and fragments > spacing:
             # Blocks of bytes do not suit small tensors: they take two bytes a number.
             dtype, times = ("bfloat16", 2) if self.wire_dtype == "int8" else (self.wire_dtype, 1)
@@ -270,7 +273,10 @@ class LASGD(Strategy):
             if self.gradients == "node":
                 yield self._step_seconds
         if self._step_seconds is not None and self._step_seconds.done:
-            self._cut(self._fragments_for(self._step_seconds.result().item()))
+            step_seconds = self._step_seconds.result().item()
+            fragments = self._fragments_for(step_seconds)
+            per_step = fragments * step_seconds / max(self._wire_seconds, 1e-9)
+            self._cut(fragments, max(SMALL_SPACING, round(SMALL_EVERY * per_step)))
 
     def _fragments_for(self, step_seconds: float) -> int:
         if not PARTS_PER_STEP * self._wire_seconds > step_seconds > 0:
@@ -293,16 +299,17 @@ class LASGD(Strategy):
             like = getattr(torch, self.wire_dtype) if self.wire_dtype is not None else flat.dtype
             size = min(max(FEWEST_IN_A_PROBE, len(flat) // PROBE_SHARE), PROBE_MOST)
             half, took = size // 2, []
-            warm_up, look = (1, size), (1, 1, 1, 1)  # a fresh connection is slow; one look at a latency is luck
-            for length in (*warm_up, *look, half, size):
+            for length in (1, size, *(1,) * LOOKS, half, *(size, half) * LOOKS_AT_MUCH):
                 x = torch.zeros(length, dtype=like, device=flat.device)
                 began = self.comm.now()
                 yield self.comm.add_up(x, everyone)
                 took.append(self.comm.now() - began)
-            _, _, *short, first, both = took
-            latency = max(latency, min(short), 1e-9)
+            took = took[2:]  # a fresh connection is slow
+            short, whole, first = min(took[:LOOKS]), min(took[LOOKS + 1 :: 2]), min(took[LOOKS + 2 :: 2])
+            latency = max(latency, short, 1e-9)
             # A link may carry the first bytes at once and shape what comes after: as the second half does, so all else.
-            seconds += min(short) + max(0.0, both - first) * len(flat) / (size - half)
+            seconds_per_number = max((whole - short) / size, (whole - first) / (size - half), 0.0)
+            seconds += short + seconds_per_number * len(flat)
         means = []
         for value in (latency, seconds):
             mean: Tensor = yield self.comm.average(torch.tensor(value, dtype=torch.float64), everyone)
