@@ -232,7 +232,23 @@ def number():
     return 3
 
 def big():
-    return nn.Linear(1 << 17, 1 << 17), torch.zeros(1, 1 << 17)
+    return nn.Sequential(*(nn.Linear(16384, 16384) for _ in range(64))), torch.zeros(1, 16384)
+
+MEAN = torch.tensor([0.5])
+TEACHER = nn.Linear(8, 4)
+
+class Distilled(nn.Module):
+    def __init__(self, teacher):
+        super().__init__()
+        self.layer, self.teacher = nn.Linear(8, 4), lambda x: teacher(x)
+    def forward(self, x):
+        return self.layer(x - MEAN) - self.teacher(x).detach()
+
+def of_the_file():
+    return Distilled(TEACHER), torch.zeros(1, 8)
+
+def distilled():
+    return Distilled(nn.Linear(8, 4)), torch.zeros(1, 8)
 
 def scaled():
     layer = nn.Linear(8, 4)
@@ -261,9 +277,12 @@ def test_a_model_of_ones_own_takes_no_memory(own: str) -> None:
     big = find_subject(f"{own}:big", platform="cpu")
     assert isinstance(big.model, nn.Module)
     assert all(parameter.is_meta for parameter in big.model.parameters()), "64 GiB otherwise"
-    assert sum(spec.numel for spec in big.at(2).parameters.values()) == (1 << 34) + (1 << 17)
+    assert sum(spec.numel for spec in big.at(2).parameters.values()) == 64 * (1 << 28) + 64 * (1 << 14)
     scaled = find_subject(f"{own}:scaled", platform="cpu")  # which needs the numbers
     assert sum(spec.numel for spec in scaled.at(2).parameters.values()) == 8 * 4 + 4
+    for name in ("of_the_file", "distilled"):  # tensors that are none of its parameters
+        found = find_subject(f"{own}:{name}", platform="cpu")
+        assert sum(spec.numel for spec in found.at(2).parameters.values()) == 8 * 4 + 4, name
 
 
 def test_models_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,5 +67,5 @@ def split(parameters: list[nn.Parameter], fragments: int) -> list[nn.Module]:
 def in_storage_order(x: Tensor) -> Tensor:
     """All numbers as one view, also of what is in channels-last order."""
     if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
-        raise ValueError(f"a parameter with strides {x.stride()} leaves gaps in memory and cannot be cut: make it dense")
+        raise ValueError(f"a parameter with strides {x.stride()} leaves gaps in memory, so it cannot be cut")
     return x.as_strided((x.numel(),), (1,))

@@ -1,9 +1,9 @@
 """Subject: the model of a plan, from a zoo name, `timm:NAME` or `file.py:function`, traced at any batch size."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Subject:
     autocast: torch.dtype | None = None
     batch: int = 32  # what it is usually trained with
     classes: int = 2  # integers of inputs and targets lie below
+    otherwise: Callable[[], "Subject"] | None = None  # the same with all its numbers, if a trace asks for them
     _traced: dict[int, TracedStep] = field(default_factory=dict, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,17 +48,25 @@ class Subject:
         if batch < 1:
             raise BadInput(f"a batch of {batch} samples trains nothing: give at least 1")
         if batch not in self._traced:
-            inputs, targets = tree_map_only(Tensor, partial(_repeated, batch=batch), self.sample)
-            self._traced[batch] = trace(
-                self.model,
-                inputs,
-                targets,
-                loss=self.loss,
-                optimizer=self.optimizer,
-                platform=self.platform,
-                autocast=self.autocast,
-            )
+            try:
+                self._traced[batch] = self._trace(batch)
+            except BadInput:
+                if self.otherwise is None:
+                    raise
+                self._traced[batch] = self.otherwise().at(batch)
         return self._traced[batch]
+
+    def _trace(self, batch: int) -> TracedStep:
+        inputs, targets = tree_map_only(Tensor, partial(_repeated, batch=batch), self.sample)
+        return trace(
+            self.model,
+            inputs,
+            targets,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            platform=self.platform,
+            autocast=self.autocast,
+        )
 
 
 Case = tuple[Subject, int]  # and the batch
@@ -139,8 +148,20 @@ def subject_of(task: Task, *, name: str, platform: Platform, autocast: torch.dty
 
 
 def _own(name: str, optimizer: str | None, common: dict[str, Any]) -> Subject:
-    """What a function of the user's returns: a Task, or a model and the inputs for one sample."""
-    made = _without_memory(name)
+    """What a function of the user's returns, without its memory if it and the trace can do without the numbers."""
+
+    def built(within: Callable[[], AbstractContextManager[object]]) -> Subject:
+        return _subject_from(call_own(name, within), optimizer, common)
+
+    for_real = cache(partial(built, nullcontext))
+    try:
+        return replace(built(parameters_without_memory), otherwise=for_real)
+    except BadInput:
+        return for_real()
+
+
+def _subject_from(made: object, optimizer: str | None, common: dict[str, Any]) -> Subject:
+    """Of a Task, or of a model and the inputs for one sample."""
     if isinstance(made, Task):
         subject = subject_of(made, **common)
         if optimizer is None:
@@ -148,8 +169,8 @@ def _own(name: str, optimizer: str | None, common: dict[str, Any]) -> Subject:
         return replace(subject, optimizer=partial(OPTIMIZERS[optimizer], learning_rate=0.1))
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise BadInput(
-            f"{name} returned {type(made).__name__}: it must return an offbeat Task, or a model and the inputs of one "
-            f"sample, as in (model, torch.zeros(1, 3, 224, 224))"
+            f"{common['name']} returned {type(made).__name__}: it must return an offbeat Task, or a model and the "
+            f"inputs of one sample, as in (model, torch.zeros(1, 3, 224, 224))"
         )
     return Subject(
         model=made[0],
@@ -158,19 +179,6 @@ def _own(name: str, optimizer: str | None, common: dict[str, Any]) -> Subject:
         optimizer=partial(OPTIMIZERS[optimizer or "sgd"], learning_rate=0.1),
         **common,
     )
-
-
-def _without_memory(name: str) -> object:
-    """What the function returns, if it can do without the numbers: a Task needs its data, others may look at their
-    parameters, as one that loads them."""
-    with suppress(BadInput):
-        with torch.device("meta"):
-            made = call_own(name)
-        if not isinstance(made, Task):
-            return made
-    with suppress(BadInput), parameters_without_memory():
-        return call_own(name)
-    return call_own(name)
 
 
 def _mean_of_outputs(outputs: Any, _targets: None) -> Tensor:

@@ -4,7 +4,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -126,8 +126,8 @@ def own_task(name: str) -> Task:
     return task
 
 
-def call_own(name: str) -> object:
-    """What `path/to/file.py:function` returns."""
+def call_own(name: str, within: Callable[[], AbstractContextManager[object]] = nullcontext) -> object:
+    """What `path/to/file.py:function` returns when it is called within something; the file itself is read before."""
     file, _, function = name.rpartition(":")
     if not file or not function:
         raise BadInput(f"{name!r} names no function of a file: write path/to/file.py:function")
@@ -143,7 +143,8 @@ def call_own(name: str) -> object:
         if not callable(make):
             raise BadInput(f"{path} has no function {function!r}: define it there, or name another one")
         try:
-            return make()
+            with within():
+                return make()
         except (Exception, SystemExit) as error:
             raise BadInput(f"{function}() of {path} raised {_story(error)}: correct that function") from error
 
