@@ -102,7 +102,9 @@ def main() -> None:
     if given.out is not None:
         draw(given.out, rows, f"{profile.device.name}: mean error {percent(said['mean'], 1)}")
     wanted = {"mean": WANTED_MEAN, "worst": WANTED_WORST, "ops": WANTED_OPS}
-    held = len(rows) >= FEWEST_STEPS and all((said[name] or math.inf) <= most for name, most in wanted.items())
+    held = len(rows) >= FEWEST_STEPS and all(
+        (math.inf if (share := said[name]) is None else share) <= most for name, most in wanted.items()
+    )
     if given.json is not None:
         keep(
             given.json, start=start, held=held, runs=[asdict(row) for row in rows], device=profile.device.name,

@@ -99,7 +99,7 @@ def main() -> None:
             start=start,
             held=held,
             runs=runs,
-            most={name: max(map(abs, each)) for name, each in off.items()},
+            most={name: max(map(abs, each)) for name, each in off.items() if each},
         )
     raise SystemExit(0 if held else 1)
 

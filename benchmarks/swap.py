@@ -62,7 +62,8 @@ def ours(peers: Peers, rank: int, x: Tensor, out: Tensor) -> None:
 
 
 def payload(numbers: int, rank: int, repeat: int, turn: int) -> Tensor:
-    """Another one at every place, of every rank, in every round and turn: what is old or in the wrong place shows."""
+    """Others for every rank, round and turn, and rising from place to place, so that what is old or in the wrong place
+    shows; the same again after 65,521 places or 8 rounds."""
     return torch.arange(numbers, dtype=torch.float32) % 65_521 + 65_536 * (rank + 2 * (turn + 8 * (repeat % 8)))
 
 

@@ -1,6 +1,7 @@
 """What a calibration measures: that it can be written down and read back, and is of this machine."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from offbeat.cost import calibrate_command as command
 from offbeat.cost.counts import bytes_of, flops_of
 from offbeat.cost.device_profile import load_profile
 from offbeat.cost.profile import VERSION, Profile
-from offbeat.cost.profile_at import profile_at
+from offbeat.cost.profile_at import device_name, profile_at
 from offbeat.cost.random_models import random_models
 from offbeat.cost.written import from_json, to_json
 from offbeat.errors import BadInput
@@ -79,8 +80,14 @@ def test_a_profile_of_another_device_is_not_overwritten(tmp_path: Path, monkeypa
     with pytest.raises(BadInput, match=r"^h100\.json is the profile of NVIDIA H100"):
         calibrate(sheet)
     assert sheet.read_bytes() == before
+    own, threads = device_name(torch.device("cpu")), torch.get_num_threads()
+    cpu = replace(load_profile("cpu1"), device=replace(load_profile("cpu1").device, name=own))
+    replace(cpu, setup={**cpu.setup, "threads": threads + 1}).save(sheet)
+    with pytest.raises(BadInput, match=rf"^h100\.json is the profile of .*, {threads + 1} threads"):
+        calibrate(sheet)
+    replace(cpu, setup={**cpu.setup, "threads": threads}).save(sheet)
     monkeypatch.setattr("offbeat.cost.calibrate_command.learned_profile", lambda *_: load_profile("cpu1"))
-    for path in (old, tmp_path / "new.json"):
+    for path in (old, sheet, tmp_path / "new.json"):
         calibrate(path)
         assert load_profile(str(path)).device.name == load_profile("cpu1").device.name
 

@@ -17,7 +17,7 @@ from offbeat.cost.counts import bytes_of
 from offbeat.cost.device_profile import DeviceProfile
 from offbeat.cost.features import class_of
 from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
-from offbeat.cost.kernel_model import LEAST_ERROR, KernelModel
+from offbeat.cost.kernel_model import LEAST_ERROR, SHORTEST, KernelModel
 from offbeat.cost.learn import (
     FEWEST,
     MOST,
@@ -201,6 +201,10 @@ def test_the_band_reaches_as_far_as_real_steps_did_each_way() -> None:
     model = KernelModel({}, {"steps": {"models": {"too short": -0.75, "too long": 0.25}}})
     assert model.band == (0.8, 4.0), "predicted a quarter of what it took, and five quarters"
     assert KernelModel({}, {"steps": {"models": {"good": 0.01}}}).band == (1 / (1 + LEAST_ERROR), 1 + LEAST_ERROR)
+
+
+def test_a_band_that_a_file_makes_endless_is_none() -> None:
+    assert KernelModel({}, {"steps": {"models": {"nothing": -1.0}}}).band[1] == 1 / SHORTEST
 
 
 def test_float64_is_estimated_by_roofline_where_only_float32_was_measured() -> None:

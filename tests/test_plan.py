@@ -317,6 +317,10 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--device old.json", rf"profile old.json is of version 0, not {VERSION}: run offbeat calibrate again"),
         ("--link 10foo", r"'10foo' is not a rate: .* such as 100mbit"),
         ("--link measured", r"has no measured all-reduce: give a rate"),
+        (
+            "--link measured --local-link 1gbit",
+            r"measured is the link between all workers.*: leave out --local-link",
+        ),
         ("--local-link 5", r"'5' is not a rate"),
         ("--latency -1", r"a latency of -1.0 s is not a time"),
         ("--batch 0", r"--batch 0 does not fit: it must be at least 1"),
@@ -324,7 +328,7 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--model gpt --device tiny.json --batch 4", r"not even one sample fits, so choose another device"),
         (
             "--device cpu1 --workers-per-node 1000 --batch 256",
-            r"of 1000 workers: the largest batch that fits is \d+",
+            r"GB for each of 1000 workers: the largest batch that fits is \d+",
         ),
         ("--nodes 0", r"--nodes 0 does not fit"),
         ("--straggler 7:2", r"straggler 7 is not a rank: ranks go from 0 to 1"),

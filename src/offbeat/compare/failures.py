@@ -47,7 +47,12 @@ def check_workers(processes: Sequence[subprocess.Popen[Any]], folder: Path) -> N
     status = processes[first].poll()
     how = f"failed and was not gone after {GRACE_SECONDS:g} s" if status is None else f"ended with status {status}"
     before = " before its report" if status == 0 else ""
-    raise LapFailed(f"worker {first} {how}{before}: {_last_words(folder, first) or NOTHING}")
+    aborted = "".join(
+        f"; worker {rank} aborted: {_last_words(folder, rank) or NOTHING}"  # perhaps it is the cause, and nobody knows
+        for rank in _failed(processes, folder)
+        if rank != first and _aborted(folder, rank, processes[rank].poll())
+    )
+    raise LapFailed(f"worker {first} {how}{before}: {_last_words(folder, first) or NOTHING}{aborted}")
 
 
 def any_story(folder: Path) -> str:
@@ -76,7 +81,12 @@ def _failed_at(folder: Path, rank: int, status: int | None) -> float:
     path = _note(folder, rank)
     if path.exists():
         return float(path.read_text(encoding="utf-8"))
-    return math.inf if status == -signal.SIGABRT else 0.0
+    return math.inf if _aborted(folder, rank, status) else 0.0
+
+
+def _aborted(folder: Path, rank: int, status: int | None) -> bool:
+    """Ended by a library, without a note."""
+    return status == -signal.SIGABRT and not _note(folder, rank).exists()
 
 
 def _note(folder: Path, rank: int) -> Path:

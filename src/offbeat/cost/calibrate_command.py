@@ -3,9 +3,10 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from .kernel import SHORT
 from .learn import EACH, WAYS
 from .learned_profile import Calibration, Step, kernels_file, learned_profile
 from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
-from .profile_at import device_name
+from .profile_at import device_name, setup_of
 from .trace import PLATFORMS, Platform
 
 MOST_MINUTES = 10.0
@@ -72,11 +73,18 @@ def calibrate(
 
 def _spare_others(path: Path, device: torch.device) -> None:
     """A profile may take the place of one of the same device, not of another's, such as a data sheet."""
-    own = was = device_name(device)
+    if not path.exists():
+        return
+    own = was = _with_threads(device_name(device), setup_of(device))
     with suppress(BadInput):  # it is none, or of another version
-        was = load_profile(str(path)).device.name
+        profile = load_profile(str(path.resolve()))
+        was = _with_threads(profile.device.name, profile.setup)
     if was != own:
         raise BadInput(f"{path.name} is the profile of {was}, and this is {own}: choose another --name, or --out")
+
+
+def _with_threads(name: str, setup: Mapping[str, Any]) -> str:
+    return f"{name}, {counted(setup['threads'], 'thread')}" if "threads" in setup else name
 
 
 def slug(device: torch.device) -> str:

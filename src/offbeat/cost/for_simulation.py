@@ -24,6 +24,7 @@ def predicted_step(job: Job, device: str) -> tuple[float, StepShape]:
     return _predicted(job.task, job.model, job.data, job.seed, job.batch, device, sharing, buckets)
 
 
+@lru_cache(maxsize=64)
 def links_with(
     device: str, link: str, latency: float, local_link: str | None, local_latency: float | None
 ) -> tuple[Link, Link]:

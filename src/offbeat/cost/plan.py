@@ -147,7 +147,7 @@ def fitting_step(subject: Subject, profile: DeviceProfile, batch: int, workers_p
         )
         raise BadInput(
             f"{subject.name} at batch {batch} needs {step.memory.peak / 1e9:.3g} GB and {profile.device.name} has "
-            f"{room / 1e9:.3g} GB for it{'' if sharing == 1 else f', of {sharing} workers'}: {remedy}"
+            f"{room / 1e9:.3g} GB for {'it' if sharing == 1 else f'each of {sharing} workers'}: {remedy}"
         )
     return step
 

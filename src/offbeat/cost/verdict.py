@@ -12,7 +12,7 @@ from .plan import Answer, Row
 WORTH_IT = 0.8  # of twice the throughput that twice the workers should bring
 AS_GOOD = 0.02  # a simpler strategy that is slower by so little is the better choice
 NEVER_AVERAGES = "none"
-MENTIONED = 0.01  # of the time: what was not measured and takes less is not worth a note
+MENTIONED, MOST_NAMED = 0.01, 3  # of the time: what was not measured and takes less is not worth a note
 REMEDY = {
     "compute": "its arithmetic",
     "memory": "the memory of the device",
@@ -81,10 +81,10 @@ def notes(answer: Answer) -> list[str]:
             f"{percent(share, 1)} of the time"
         )
     if profile.label == "calibrated" and (share := sum(prediction.likened.values())) >= MENTIONED:
-        most = [operator for operator, own in prediction.likened.items() if own >= MENTIONED / 2]
-        said.append(
-            f"not measured, so taken for others of their class: {', '.join(most)}; {percent(share, 1)} of the time"
-        )
+        most = list(prediction.likened)[:MOST_NAMED]
+        more = f" and {len(prediction.likened) - len(most)} more" if len(prediction.likened) > len(most) else ""
+        named = f"{', '.join(most)}{more}; {percent(share, 1)} of the time"
+        said.append(f"not measured, so taken for others of their class: {named}")
     played = sorted({row.strategy for row in answer.rows if row.by == "virtual world"})
     by = answer.question.wires.all_reduce_by
     if by != "fastest" and played:

@@ -103,6 +103,11 @@ def wires_of(
         bytes_per_second=profile.local.bytes_per_second if local_link is None else parse_rate(local_link),
         seconds=profile.local.seconds if local_latency is None else local_latency,
     )
+    if link == MEASURED and (local_link, local_latency) != (None, None):
+        raise BadInput(
+            "--link measured is the link between all workers, wherever they are: leave out --local-link and "
+            "--local-latency, or give a rate"
+        )
     if link == MEASURED:
         if profile.all_reduce is None:
             raise BadInput(
