@@ -218,6 +218,15 @@ def test_a_run_that_diverges_is_kept_too(tmp_path: Path) -> None:
     write_csv(tmp_path / "table.csv", rows_of([first]))
 
 
+def test_links_that_are_not_given_have_words() -> None:
+    base = run_one(SHORT)
+    given = replace(SHORT, local_link="1gbit", local_latency=1e-3)
+    rows = rows_of([base, replace(base, setting=given)])
+    assert [label(row, varying(rows)) for row in rows] == [
+        "lasgd, the usual link inside nodes, the usual latency inside nodes", "lasgd, local 1gbit, local latency 0.001 s",
+    ]  # fmt: skip
+
+
 def test_seeds_are_one_row(tmp_path: Path) -> None:
     base = run_one(SHORT)
     runs = [
