@@ -223,8 +223,9 @@ def test_links_that_are_not_given_have_words() -> None:
     given = replace(SHORT, local_link="1gbit", local_latency=1e-3)
     rows = rows_of([base, replace(base, setting=given)])
     assert [label(row, varying(rows)) for row in rows] == [
-        "lasgd, the usual link inside nodes, the usual latency inside nodes", "lasgd, local 1gbit, local latency 0.001 s",
-    ]  # fmt: skip
+        "lasgd, the usual link inside nodes, the usual latency inside nodes",
+        "lasgd, local 1gbit, local latency 0.001 s",
+    ]
 
 
 def test_seeds_are_one_row(tmp_path: Path) -> None:
