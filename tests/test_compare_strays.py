@@ -26,10 +26,11 @@ with folder_of_run("lap", in_ram=True) as folder:
 
 
 def soon(happened: Callable[[], object], seconds: float) -> bool:
+    """At least once: while processes start and end, their number goes up and down."""
     until = time.monotonic() + seconds
-    while not happened() and time.monotonic() < until:
+    while not (found := bool(happened())) and time.monotonic() < until:
         time.sleep(0.05)
-    return bool(happened())
+    return found
 
 
 def folders_of(pid: int) -> list[Path]:
