@@ -237,6 +237,7 @@ def test_small_tensors_that_come_back_late_travel_no_more_often_than_the_parts(m
     orders = [[size for size, _ in sends] for sends in sent.values()]
     assert all(order == orders[0] for order in orders)
     for sends in sent.values():
+        # By then they have seen enough rides to come seldom.
         rides = [at / STEP_SECONDS for size, at in sends if size == 32 + 48 and at > 8.0]
         apart = [after - before for before, after in pairwise(rides)]
         assert min(apart) > 7, "of nine steps that an average of all x takes"
