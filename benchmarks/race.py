@@ -80,12 +80,11 @@ RACES = {
     f"gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,local_sgd:every=32,{DILOCO_ON_GPU}",
     "gpu-best": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
     "gpu-best-again": f"{GPU} --steps 240 --snapshots 30 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",  # seed 0
-    "gpu-rate": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU},"
-    f"{WITH_MOMENTUM},{TRAIL},{DILOCO_ON_GPU},{TRAIL}",
-    "gpu-rate-3": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 3 --repeats 3 --strategies {WITH_MOMENTUM},"
+    "gpu-rate": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 4 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
+    "gpu-rate-4": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 4 --repeats 4 --strategies {WITH_MOMENTUM},"
     f"{DILOCO_ON_GPU}",
-    "gpu-rate-6": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 6 --repeats 3 --strategies {WITH_MOMENTUM},"
-    f"{DILOCO_ON_GPU}",
+    "gpu-trail": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{TRAIL},"
+    f"{DILOCO_ON_GPU},{TRAIL}",
     "gpu-parts": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},fragments=12,"
     f"{DILOCO_ON_GPU}",
     "gpu-ddp": f"{GPU} --steps 120 --snapshots 24 --strategies ddp",  # 82 s
