@@ -96,7 +96,7 @@ class Chunk(NamedTuple):
     sum: Wire
 
     def write(self, most: int) -> Tensor:
-        """Returns whether something is not finite; that is sent as 0."""
+        """Returns whether something is not finite; of that nothing is sent."""
         difference = in_blocks(self.x - self.reference)
         reach = torch.maximum(mean_size(difference, len(self.x)).mul_(REACH), largest(difference).mul_(OUTLIER))
         broken = reach.isfinite().logical_not_()
@@ -105,21 +105,22 @@ class Chunk(NamedTuple):
         self.own.up.copy_(wanted.clamp(0, most))
         self.own.down.copy_(wanted < 0)
         difference.mul_(torch.exp2(-self.exponents)[:, None]).round_().clamp_(-most, most)
-        self.own.numbers.copy_(self._flat(difference.masked_fill_(broken[:, None], 0.0)))
+        self.own.numbers.copy_(self._flat(difference.nan_to_num_(nan=0.0)))
         return broken.any()
 
     def merge(self, ranks: int, poison: Tensor) -> Tensor:
         """Returns the mean difference."""
-        mean = self._scaled(self.sum.numbers, ranks)
+        step = torch.exp2(self.exponents)
+        mean = self._times(self.sum.numbers, step / ranks)
         self.reference.add_(mean)
-        self.x.add_(mean - self._scaled(self.own.numbers, 1) + poison)
+        self.x.sub_(self._times(self.own.numbers, step + poison).sub_(mean))  # exactly zero where both are the same
         up, down = torch.ceil(self.sum.up / ranks), self.sum.down == ranks
         self.exponents.copy_(torch.maximum(self.exponents + up - down.to(up.dtype), self.least))
         return mean
 
-    def _scaled(self, numbers: Tensor, divisor: int) -> Tensor:
-        wide = in_blocks(numbers.to(self.exponents.dtype))
-        return self._flat(wide.mul_((torch.exp2(self.exponents) / divisor)[:, None]))
+    def _times(self, numbers: Tensor, steps: Tensor) -> Tensor:
+        wide = in_blocks(numbers.to(steps.dtype))
+        return self._flat(wide.mul_(steps[:, None]))
 
     def _flat(self, blocks: Tensor) -> Tensor:
         return blocks.view(-1)[: len(self.x)]
@@ -139,6 +140,6 @@ def mean_size(blocks: Tensor, numbers: int) -> Tensor:
 
 
 def largest(blocks: Tensor) -> Tensor:
-    """Of each block, regardless of sign; the same to the last bit on every machine."""
-    found: Tensor = torch.linalg.vector_norm(blocks, ord=math.inf, dim=1)
-    return found
+    """Of each block, regardless of sign; the same to the last bit on every machine. (A norm of order infinity takes
+    twenty times as long.)"""
+    return torch.maximum(blocks.amax(1), -blocks.amin(1))
