@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from offbeat.sim.network import Link
 from offbeat.sim.run import Run, run
 from offbeat.sim.work import SimWork
 from offbeat.strategies import make_strategy
-from offbeat.strategies.lasgd import LASGD
+from offbeat.wire_time import WireTime, time_the_wire
 
 STEP_SECONDS, NBYTES = 0.1, 1_200_000
 
@@ -65,15 +66,18 @@ def test_fragments_are_chosen_from_the_wire_and_the_step_time(steps_per_average:
     assert not waits(done, before=19.9)
 
 
-def result_of(timing: Generator[Any, Any, tuple[float, float]]) -> tuple[float, float]:
+def result_of(timing: Generator[Any, Any, WireTime]) -> WireTime:
     """Where all work is done when it is yielded."""
-    value = None
-    while True:
-        try:
-            value = timing.send(value)
-        except StopIteration as ended:
-            latency, seconds = ended.value
-            return latency, seconds
+
+    def to_the_end() -> Generator[Any, Any, None]:
+        found.append((yield from timing))
+
+    found: list[WireTime] = []
+    generator, value = to_the_end(), None
+    with suppress(StopIteration):
+        while True:
+            value = generator.send(value)
+    return found[0]
 
 
 @pytest.mark.parametrize("hiccup", [None, *range(11)])
@@ -97,10 +101,8 @@ def test_neither_a_burst_nor_a_hiccup_makes_the_wire_look_faster(numbers: int, b
         def average(self, x: torch.Tensor, _ranks: object) -> torch.Tensor:
             return x
 
-    strategy = LASGD(wire_dtype="bfloat16")
-    strategy.comm = Bursty()  # type: ignore[assignment]
-    strategy.replica = Replica((torch.zeros(numbers),))
-    latency, seconds = result_of(strategy._time_the_wire())
+    wire = result_of(time_the_wire(Bursty(), Replica((torch.zeros(numbers),)), "bfloat16"))  # type: ignore[arg-type]
+    latency, seconds = wire.latency, wire.seconds
     real = 1e-4 + 1.5 * 2 * numbers / 12e6
     assert latency == pytest.approx(1e-4, rel=0.05)
     if not burst or numbers > 1_000_000:
@@ -203,6 +205,23 @@ def test_small_tensors_are_averaged_every_other_step(monkeypatch: pytest.MonkeyP
         assert numbers / 4080 * 9 > 0.97 * 250, "and the wire is full"
 
 
+def test_averages_begin_with_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody knows how long a step takes; and with the small tensors, which come after every few parts."""
+    for trace in on_a_wire_of(9, "lasgd").traces:
+        first_end = min(e.start + e.seconds for e in trace.events if e.kind == "compute")
+        sent = [
+            e.start for e in trace.events if e.name == "average" and e.nbytes > 1000 and e.start >= first_end - 1e-9
+        ]
+        assert min(sent) == pytest.approx(first_end)
+    for sends in sends_of("lasgd", SmallAndLarge(4), monkeypatch).values():
+        begun = sends[0][1]
+        first = [size for size, at in sends if at < begun + 3.5 * STEP_SECONDS]
+        assert first.count(32 + 48) >= 2
+        assert sum(first) / 4080 * 9 > 0.9 * 3, "and the wire is full"
+        parts = [size for size, at in sends if size != 32 + 48 and at < begun + 12.5 * STEP_SECONDS]
+        assert sum(parts) > 0.95 * 4000, "what has not travelled comes before what has"
+
+
 def test_small_tensors_stay_in_their_parts_where_the_steps_of_merges_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in ("lasgd:fragments=18,delay=9", "lasgd:fragments=18,max_delay=0", "lasgd:fragments=18,every=9"):
         sends = sends_of(spec, SmallAndLarge(4), monkeypatch)[0]
@@ -237,8 +256,8 @@ def test_small_tensors_that_come_back_late_travel_no_more_often_than_the_parts(m
     orders = [[size for size, _ in sends] for sends in sent.values()]
     assert all(order == orders[0] for order in orders)
     for sends in sent.values():
-        # By then they have seen enough rides to come seldom.
-        rides = [at / STEP_SECONDS for size, at in sends if size == 32 + 48 and at > 8.0]
+        # By then the opening is over, in which nobody asks, and they have seen enough rides to come seldom.
+        rides = [at / STEP_SECONDS for size, at in sends if size == 32 + 48 and at > 10.5]
         apart = [after - before for before, after in pairwise(rides)]
         assert min(apart) > 7, "of nine steps that an average of all x takes"
         numbers = sum(size for size, at in sends if 15.0 < at < 29.0)
@@ -265,6 +284,28 @@ def test_small_tensors_keep_the_mean_and_the_bits(spec: str) -> None:
 
 
 NARROW = (",wire_dtype=bfloat16", ",wire_dtype=int8")
+
+
+@pytest.mark.parametrize("more", ["", *NARROW, ",gradients=node", ",momentum=0.3", ",every=3", ",max_delay=3"])
+@pytest.mark.parametrize("steps", [[1, 1, 1, 1], [2, 5, 1, 3], [40, 4, 9, 17]])
+def test_runs_that_end_in_the_opening_keep_the_mean(steps: list[int], more: str) -> None:
+    """When some have sent all parts of it and others have not, or nobody yet, or all and the parts are chosen."""
+    learners = SmallAndLarge(4)
+    cluster = Cluster(
+        layout=Layout.even(4, 2 if "node" in more else 4),
+        step_seconds=0.1,
+        link=Link(bytes_per_second=2 * 3 / 4 * 4080 * 8 / 0.9, seconds=1e-5),
+        stragglers={1: 2.0},
+    )
+    if "node" in more:
+        steps = [steps[0]] * 2 + [steps[1]] * 2  # whose ranks step together
+    run(make_strategy(f"lasgd{':' if more else ''}{more.removeprefix(',')}"), cluster, learners, steps, seed=0)
+    mean = 1 + sum(learners.moved) / 4
+    for replica in learners.replicas[1:]:
+        assert torch.equal(replica.flats[0], learners.replicas[0].flats[0])
+    if "momentum" not in more:  # with which the mean goes on
+        tolerance = 0.05 if "wire_dtype" in more else 1e-12
+        torch.testing.assert_close(learners.replicas[0].flats[0], mean, rtol=0, atol=tolerance)
 
 
 class Settling(SmallAndLarge):

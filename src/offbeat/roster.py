@@ -33,9 +33,9 @@ REST = 20  # steps between two corrections that are later than that: longer than
 
 
 class Roster:
-    def __init__(self, large: Sequence[Parcel], small: Parcel | None = None, spacing: int = 1) -> None:
+    def __init__(self, large: Sequence[Parcel], small: Parcel | None = None, spacing: int = 1, first: int = 0) -> None:
         self.large = tuple(large)
-        self.index = 0  # of the large part that comes next, among them
+        self.index = first % len(self.large)  # of the large part that comes next, among them
         self._small = small
         self._spacing = self._densest = min(spacing, len(large))  # parts between two rides of the small tensors
         self._since_small = 0  # how many large parts came

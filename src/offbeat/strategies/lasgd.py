@@ -16,7 +16,6 @@ what is learned. They travel together, after every few fragments: their average 
 it would be late.
 """
 
-import math
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -35,17 +34,16 @@ from ..parcel import WIRE_DTYPES, Parcel
 from ..replica import Replica
 from ..roster import Roster
 from ..strategy import Plan, Strategy
+from ..wire_time import time_the_wire
 
-PROBE_SHARE, PROBE_MOST = 16, 1 << 20  # a sixteenth of x, at most 4 MB, tells how fast the wire is
-FEWEST_IN_A_PROBE = 2  # numbers
-LOOKS, LOOKS_AT_MUCH = 4, 2  # at a latency, and at a probe: one is luck
 TIMED_STEPS = 4  # after which the step time is known; the first warms up
 PARTS_PER_STEP = 4  # that the wire should carry: then a part is hardly more than a step late
-MOST_FRAGMENTS = 128
+OPENING_PARTS, OPENING_SECONDS = 16, 0.025  # before that is known: so many, each of which takes so long,
+OPENING_DEPTH = 4  # so many at a time
+MOST_OPENING_PARTS = 1 << 16  # in which x is cut for that
 SMALL_SHARE, SMALL_EVERY = 0.2, 2  # of the wire, at most, for small tensors that travel every second step,
 SMALL_SPACING = 4  # but not more often than after so many parts
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
-FEWEST_LATENCIES = 12  # that a part takes on an idle wire: with 4 a loaded one was half empty
 
 
 @dataclass(kw_only=True)
@@ -98,7 +96,9 @@ class LASGD(Strategy):
         self._shared: Replica | None = None  # from which differences travel; x itself is still equal on all ranks
         if self.momentum > 0 or any(narrows(flat, self.wire_dtype) for flat in replica.flats):
             self._shared = Replica(tuple(map(torch.clone, replica.flats)), replica.slots)
-        self._roster: Roster | None = None  # once the fragments are chosen
+        self._roster: Roster | None = None
+        self._chosen = False  # the fragments; until then the roster is that of the opening,
+        self._to_open = 0  # of which so many large parts are not sent yet
         self._queue: deque[Parcel] = deque()  # in flight, the oldest first
         self._depth, self._deepened_at = 2, 0
         self._held_back = False  # something, by the depth alone, at the latest boundary
@@ -108,18 +108,23 @@ class LASGD(Strategy):
         self._step_seconds: Work[Tensor] | None = None  # the mean over all ranks, once it is asked for
         in_step = self.delay is not None or self.max_delay == 0 or comm.layout.workers == 1
         if self.fragments is not None or in_step:
-            self._cut(self.fragments or 1, SMALL_SPACING)
+            self._roster = self._cut(self.fragments or 1, SMALL_SPACING)
+            self._chosen = True
         else:
-            self._latency, self._wire_seconds = yield from self._time_the_wire()
+            self._wire = yield from time_the_wire(comm, replica, self.wire_dtype)
+            if self.every == 1:
+                self._open()
 
     def after_step(self, step: int) -> Steps:
         self._steps += 1
+        if self._steps == 1:
+            self._first_step_at = self.comm.now()
         if self.comm.layout.workers == 1:
             return
-        if self._roster is None:
-            yield from self._choose_fragments()
         if self._roster is not None:
             yield from self._merge_and_send(self._roster)
+        if not self._chosen and (roster := (yield from self._choose_fragments())) is not None:
+            yield from self._merge_and_send(roster)
 
     def _merge_and_send(self, roster: Roster) -> Steps:
         self._deepen_if_dry(roster)
@@ -152,22 +157,20 @@ class LASGD(Strategy):
 
     def _drain(self) -> Steps:
         """Merge what is in flight, and take part in the averages of those that still train."""
-        while self._roster is None:
-            if self._step_seconds is None:
-                self._step_seconds = self.comm.average(self._own_step_seconds(), self.comm.layout.ranks)
-            yield self._step_seconds
-            yield from self._choose_fragments()
         roster = self._roster
-        while self._queue:
+        while self._queue and roster is not None:
             yield from self._merge_oldest(roster)
         some_train = True
         while some_train:  # the others, in the order in which they send
+            if roster is None or not (self._chosen or self._to_open):
+                roster = yield from self._cut_by(self._ask_for_step_seconds())
             parcel = yield from self._send(roster, training=False)
             yield from parcel.receive()
             some_train = parcel.some_train
             parcel.merge()
             self._queue.clear()
-        yield from roster.settle()
+        if roster is not None:
+            yield from roster.settle()
 
     def _is_due(self, parcel: Parcel) -> Generator[Work[Any], Any, bool]:
         late = self._steps - parcel.sent_at
@@ -196,6 +199,8 @@ class LASGD(Strategy):
             parcel.merge()
 
     def _may_send(self, roster: Roster) -> bool:
+        if not self._chosen and not self._to_open:
+            return False
         parcel = roster.next
         if self.delay is not None:
             # Exactly so late means exactly when, too: the parts of x take turns within the interval.
@@ -212,6 +217,7 @@ class LASGD(Strategy):
 
     def _send(self, roster: Roster, *, training: bool) -> Generator[Work[Any], Any, Parcel]:
         parcel = yield from roster.take(self.comm, self._steps)
+        self._to_open -= not self._chosen and roster.is_large(parcel)
         parcel.send(self.comm, self.comm.layout.ranks, self._steps, training=training)
         self._queue.append(parcel)
         return parcel
@@ -236,8 +242,52 @@ class LASGD(Strategy):
         if self.max_delay == 0:
             self._depth = len(roster)
 
-    def _cut(self, fragments: int, spacing: int) -> None:
-        """spacing: parts between two rides of the small tensors."""
+    def _open(self) -> None:
+        """The workers part most in their first steps, when nobody knows yet how long a step takes: so the first parts
+        of x travel at once, and the small tensors with them."""
+        parts = self._wire.parts(OPENING_SECONDS, MOST_OPENING_PARTS)
+        self._roster = self._cut(parts, SMALL_SPACING, most=OPENING_PARTS)
+        self._depth = OPENING_DEPTH
+        self._to_open = min(parts, OPENING_PARTS)
+
+    def _choose_fragments(self) -> Generator[Work[Any], Any, Roster | None]:
+        """After the opening, and once the time of a step is known on all ranks."""
+        if self._steps < TIMED_STEPS or self._to_open:
+            return None
+        work = self._ask_for_step_seconds()
+        if self.gradients == "node" or (work.done and all(parcel.done for parcel in self._queue)):
+            return (yield from self._cut_by(work))
+        return None
+
+    def _ask_for_step_seconds(self) -> Work[Tensor]:
+        """The mean over all ranks, who ask at the same place among their averages."""
+        if self._step_seconds is None:
+            timed = self._steps - 1
+            seconds = (self.comm.now() - self._first_step_at) / timed if timed > 0 else 0.0
+            own = torch.tensor(seconds, dtype=torch.float64)
+            self._step_seconds = self.comm.average(own, self.comm.layout.ranks)
+        return self._step_seconds
+
+    def _cut_by(self, work: Work[Tensor]) -> Generator[Work[Any], Any, Roster]:
+        """As many parts as the wire carries, some in every step."""
+        mean: Tensor = yield work
+        opening, step_seconds = self._roster, mean.item()
+        while self._queue and opening is not None:
+            yield from self._merge_oldest(opening)
+        begin = 0.0
+        if opening is not None:
+            yield from opening.settle()
+            begin = len(opening.large) / self.parts  # the rest of x has waited for longer
+        parts = self._wire.parts(step_seconds / PARTS_PER_STEP)
+        per_step = parts * step_seconds / max(self._wire.seconds, 1e-9)
+        self._roster = self._cut(parts, max(SMALL_SPACING, round(SMALL_EVERY * per_step)), begin=begin)
+        self._chosen = True
+        self._depth, self._deepened_at, self._patience = 2, self._steps, FIRST_PATIENCE
+        self.merges = self.steps_late = self._plenty = 0
+        return self._roster
+
+    def _cut(self, fragments: int, spacing: int, *, begin: float = 0.0, most: int | None = None) -> Roster:
+        """spacing: parts between two rides of the small tensors; begin: after which share of x; most: only so many."""
         x, shared, buffers = self._without_buffers() if self.momentum > 0 else (self.replica, self._shared, [])
         if self.fragments is None:
             fragments = min(fragments, x.numbers)  # without buffers there may be fewer
@@ -246,15 +296,19 @@ class LASGD(Strategy):
         if self.delay is None and self.max_delay != 0 and fragments > spacing:
             # Blocks of bytes do not suit small tensors: they take two bytes a number.
             dtype, times = ("bfloat16", 2) if self.wire_dtype == "int8" else (self.wire_dtype, 1)
-            most = int(SMALL_SHARE * spacing * x.nbytes / fragments / times)
-            part, x = x.set_apart(most)
-            part_shared, shared = (None, None) if shared is None else shared.set_apart(most)
+            share = int(SMALL_SHARE * spacing * x.nbytes / fragments / times)
+            part, x = x.set_apart(share)
+            part_shared, shared = (None, None) if shared is None else shared.set_apart(share)
             small = Parcel(part, dtype, part_shared, self.momentum) if part else None
         parts = x.fragments(fragments)
         references = [None] * len(parts) if shared is None else shared.fragments(fragments)
-        large = [Parcel(part, self.wire_dtype, own, self.momentum) for part, own in zip(parts, references, strict=True)]
-        self._roster = Roster([*large, *buffers], small, spacing)
-        self.parts = len(large) + len(buffers)
+        large = [
+            Parcel(part, self.wire_dtype, own, self.momentum)
+            for part, own in zip(parts[:most], references[:most], strict=True)
+        ]
+        travellers = large if most is not None else [*large, *buffers]
+        self.parts = len(parts) + len(buffers)
+        return Roster(travellers, small, spacing, first=int(begin * len(large)))
 
     def _without_buffers(self) -> tuple[Replica, Replica | None, list[Parcel]]:
         """The parameters and what is shared of them, and the buffers' own parcel: they have no momentum, since a
@@ -263,55 +317,3 @@ class LASGD(Strategy):
         (x, buffers), (shared, shared_buffers) = (part.apart_from_buffers() for part in (self.replica, self._shared))
         dtype = None if self.wire_dtype == "int8" else self.wire_dtype
         return x, shared, [Parcel(buffers, dtype, shared_buffers)] if buffers else []
-
-    def _choose_fragments(self) -> Steps:
-        """Once the time of a step is known on all ranks: as many parts as the wire carries, some in every step."""
-        if self._steps == 1:
-            self._first_step_at = self.comm.now()
-        if self._step_seconds is None and self._steps >= TIMED_STEPS:
-            self._step_seconds = self.comm.average(self._own_step_seconds(), self.comm.layout.ranks)
-            if self.gradients == "node":
-                yield self._step_seconds
-        if self._step_seconds is not None and self._step_seconds.done:
-            step_seconds = self._step_seconds.result().item()
-            fragments = self._fragments_for(step_seconds)
-            per_step = fragments * step_seconds / max(self._wire_seconds, 1e-9)
-            self._cut(fragments, max(SMALL_SPACING, round(SMALL_EVERY * per_step)))
-
-    def _fragments_for(self, step_seconds: float) -> int:
-        if not PARTS_PER_STEP * self._wire_seconds > step_seconds > 0:
-            return 1
-        numbers = sum(flat.numel() for flat in self.replica.flats)
-        longest = min(MOST_FRAGMENTS, numbers, int(self._wire_seconds / (FEWEST_LATENCIES * self._latency)))
-        return max(1, min(math.ceil(PARTS_PER_STEP * self._wire_seconds / step_seconds), longest))
-
-    def _own_step_seconds(self) -> Tensor:
-        timed = self._steps - 1
-        seconds = (self.comm.now() - self._first_step_at) / timed if timed > 0 else 0.0
-        return torch.tensor(seconds, dtype=torch.float64)
-
-    def _time_the_wire(self) -> Generator[Work[Any], Any, tuple[float, float]]:
-        """The seconds that an average of a single number and one of all x take when all ranks are there, alike on all
-        ranks."""
-        everyone = self.comm.layout.ranks
-        latency = seconds = 0.0
-        for flat in self.replica.flats:
-            like = getattr(torch, self.wire_dtype) if self.wire_dtype is not None else flat.dtype
-            size = min(max(FEWEST_IN_A_PROBE, len(flat) // PROBE_SHARE), PROBE_MOST)
-            half, took = size // 2, []
-            for length in (1, size, *(1,) * LOOKS, half, *(size, half) * LOOKS_AT_MUCH):
-                x = torch.zeros(length, dtype=like, device=flat.device)
-                began = self.comm.now()
-                yield self.comm.add_up(x, everyone)
-                took.append(self.comm.now() - began)
-            took = took[2:]  # a fresh connection is slow
-            short, whole, first = min(took[:LOOKS]), min(took[LOOKS + 1 :: 2]), min(took[LOOKS + 2 :: 2])
-            latency = max(latency, short, 1e-9)
-            # A link may carry the first bytes at once and shape what comes after: as the second half does, so all else.
-            seconds_per_number = max((whole - short) / size, (whole - first) / (size - half), 0.0)
-            seconds += short + seconds_per_number * len(flat)
-        means = []
-        for value in (latency, seconds):
-            mean: Tensor = yield self.comm.average(torch.tensor(value, dtype=torch.float64), everyone)
-            means.append(mean.item())
-        return means[0], means[1]
