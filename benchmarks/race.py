@@ -83,6 +83,8 @@ RACES = {
     "gpu-rate": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 4 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
     "gpu-rate-4": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 4 --repeats 4 --strategies {WITH_MOMENTUM},"
     f"{DILOCO_ON_GPU}",
+    "gpu-rate-8": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 8 --repeats 4 --strategies {WITH_MOMENTUM},"
+    f"{DILOCO_ON_GPU}",
     "gpu-trail": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{TRAIL},"
     f"{DILOCO_ON_GPU},{TRAIL}",
     "gpu-parts": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},fragments=12,"
