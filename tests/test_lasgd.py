@@ -197,10 +197,10 @@ def sends_of(
     return sent
 
 
-def test_small_tensors_are_averaged_every_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tensors_are_averaged_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for sends in sends_of("lasgd", SmallAndLarge(4), monkeypatch).values():
         small = [at for size, at in sends if size == 32 + 48 and 5.0 < at < 30.0]
-        assert len(small) > 0.35 * 250
+        assert len(small) > 0.95 * 250
         numbers = sum(size for size, at in sends if 5.0 < at < 30.0)
         assert numbers / 4080 * 9 > 0.97 * 250, "and the wire is full"
 
@@ -230,19 +230,18 @@ def test_small_tensors_stay_in_their_parts_where_the_steps_of_merges_are_given(m
 
 @pytest.mark.parametrize("slow", [{}, {2: 3.0}])
 @pytest.mark.parametrize("comm", [SimComm, LateOnTheWire])
-def test_small_tensors_never_leave_the_wire_dry(
+def test_small_tensors_hold_nobody_up(
     slow: dict[int, float], comm: type[SimComm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they come back late they travel less often, alike on all ranks; the parts do not wait for them."""
+    """The parts do not wait for them, nor they for the parts: where a worker is slow, they go at its pace."""
     late.clear()
     sent = sends_of("lasgd", SmallAndLarge(4), monkeypatch, comm, stragglers=slow)
-    orders = [[size for size, _ in sends] for sends in sent.values()]
+    orders = [[size for size, _ in sends if size != 32 + 48] for sends in sent.values()]
     assert all(order == orders[0] for order in orders)
     numbers = sum(size for size, at in sent[2] if 15.0 < at < 29.0)
-    assert numbers / 4080 * 9 > 0.95 * 140
+    assert numbers / 4080 * 9 > 0.95 * 140, "the wire is full"
     rides = sum(size == 32 + 48 and 15.0 < at < 29.0 for size, at in sent[2])
-    on_time = not slow and comm is SimComm
-    assert rides > 0.4 * 140 if on_time else 0 < rides < 0.35 * 140
+    assert rides > (0.95 if not slow and comm is SimComm else 0.3) * 140
 
 
 class LaterOnTheWire(LateOnTheWire):
@@ -257,9 +256,10 @@ def test_small_tensors_that_come_back_late_travel_no_more_often_than_the_parts(m
     assert all(order == orders[0] for order in orders)
     for sends in sent.values():
         # By then the opening is over, in which nobody asks, and they have seen enough rides to come seldom.
-        rides = [at / STEP_SECONDS for size, at in sends if size == 32 + 48 and at > 10.5]
+        rides = [at / STEP_SECONDS for size, at in sends if size == 32 + 48 and at > 6.0]
         apart = [after - before for before, after in pairwise(rides)]
-        assert min(apart) > 7, "of nine steps that an average of all x takes"
+        assert sum(apart) > 8.5 * len(apart), "an average of all x takes nine steps"
+        assert min(apart) > 5
         numbers = sum(size for size, at in sends if 15.0 < at < 29.0)
         assert numbers / 4080 * 9 > 0.95 * 140
 
@@ -347,7 +347,7 @@ def test_each_fragment_has_at_most_one_average_in_flight() -> None:
         def after_step(self, step: int):  # type: ignore[no-untyped-def]
             nonlocal most
             yield from super().after_step(step)
-            most = max(most, sum(parcel.in_flight for parcel in self._roster.large))
+            most = max(most, sum(parcel.in_flight for parcel in self._large))
             assert len(self._queue) == len({id(parcel) for parcel in self._queue})
 
     cluster = Cluster(layout=Layout.even(4, 4), step_seconds=0.01, link=Link(bytes_per_second=1e6, seconds=1e-4))

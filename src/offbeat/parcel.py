@@ -43,6 +43,7 @@ class Parcel:
             alike.setdefault((x.dtype, x.device), []).append((x, shared))
         self._letters = [make_letter(pieces, wire_dtype, momentum) for pieces in alike.values()]
         self._works: Sequence[Average] = ()
+        self.nbytes = sum(x.nbytes for x in part)
 
     @property
     def in_flight(self) -> bool:
