@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 from offbeat.cost.afresh import visits_afresh
 from offbeat.cost.calibrate_steps import Visiting, one_by_one
 from offbeat.cost.device_profile import DeviceProfile, load_profile
+from offbeat.cost.failed import Failed
 from offbeat.cost.gpu_step import visit_on_gpu
 from offbeat.cost.predict import predict
 from offbeat.cost.profile_at import device_name
@@ -138,6 +139,8 @@ def measure(profile: DeviceProfile, autocast: torch.dtype | None, rounds: int, p
     orders = [random.Random(number).sample(order, len(order)) for number in range(rounds)]
     found: dict[tuple[str, int], list[Visit]] = defaultdict(list)
     for (subject, batch), visit in visiting(((cases[key][0], key[1]) for each in orders for key in each), math.inf):
+        if isinstance(visit, Failed):
+            raise SystemExit(f"{subject.name} at batch {batch} cannot be measured: {visit.why}")
         found[subject.name, batch].append(visit)
     for key, (subject, row) in cases.items():
         quiet = [visit for visit in found[key] if visit.quiet]

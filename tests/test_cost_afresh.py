@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from offbeat.cost import afresh
-from offbeat.cost.afresh import visits_afresh
+from offbeat.cost.afresh import KILLED, visits_afresh
+from offbeat.cost.failed import Failed
 from offbeat.cost.random_layers import random_layers
 from offbeat.cost.random_models import random_models
 from offbeat.cost.subject import Case, Subject
@@ -47,7 +48,7 @@ def killed() -> nn.Module:
     return nn.Identity()
 
 
-def visited(cases: list[Case]) -> dict[int, Visit]:
+def visited(cases: list[Case]) -> dict[int, Visit | Failed]:
     return {batch: visit for (_subject, batch), visit in AT_ONCE(cases)}
 
 
@@ -61,12 +62,15 @@ def test_each_few_visits_have_a_process_of_their_own(tmp_path: Path, monkeypatch
     assert str(os.getpid()) not in processes
     assert set(threads) == {str(torch.get_num_threads())}
     assert set(found) == {2, 3, 4}
-    assert all(visit.seconds > 0 and visit.reference_seconds > 0 for visit in found.values())
+    visits = [visit for visit in found.values() if isinstance(visit, Visit)]
+    assert len(visits) == 3
+    assert all(visit.seconds > 0 and visit.reference_seconds > 0 for visit in visits)
 
 
 def test_a_visit_in_another_process_finds_the_operations_of_the_trace() -> None:
     subject = plain()
     (found,) = visited([(subject, 2)]).values()
+    assert isinstance(found, Visit)
     assert [kernel.call for kernel in found.kernels] == [op.kernel.call for op in subject.at(2).ops]
 
 
@@ -86,16 +90,26 @@ def test_what_a_gauge_has_seen_goes_on_in_the_next_process(monkeypatch: pytest.M
     assert len(second) > len(first)
 
 
-def test_what_fails_in_the_process_is_told() -> None:
-    with pytest.raises(OffbeatError, match=r"steps of cnn cannot be measured: ValueError\('no such layer'\)"):
-        visited([(replace(plain(), model=broken), 2)])
+def test_a_step_that_fails_takes_no_other_along(tmp_path: Path) -> None:
+    noted = replace(plain(), model=partial(noting, plain().model, tmp_path / "notes"))
+    found = visited([(noted, 2), (replace(plain(), model=broken), 3), (noted, 4)])
+    assert found[3] == Failed("ValueError: no such layer")
+    assert isinstance(found[2], Visit)
+    assert isinstance(found[4], Visit)
+    processes = {line.split()[0] for line in (tmp_path / "notes").read_text().splitlines()}
+    assert len(processes) == 1, "of one process"
 
 
-def test_a_process_that_is_killed_is_told() -> None:
-    with pytest.raises(
-        OffbeatError, match="cnn cannot be measured: the process that measured them ended in the middle"
-    ):
-        visited([(replace(plain(), model=killed), 2)])
+def test_a_step_that_kills_its_process_takes_no_other_along() -> None:
+    found = visited([(plain(), 2), (replace(plain(), model=killed), 3), (plain(), 4)])
+    assert found[3] == KILLED
+    assert isinstance(found[2], Visit)
+    assert isinstance(found[4], Visit)
+
+
+def test_references_that_fail_are_told() -> None:
+    with pytest.raises(OffbeatError, match=r"no step can be measured: .*no such layer"):
+        list(visits_afresh([(plain(), 2)], references=[(replace(plain(), model=broken), 2)]))
 
 
 def test_no_process_is_left_where_visits_are_not_all_wanted(tmp_path: Path) -> None:
@@ -112,14 +126,6 @@ def test_no_process_is_left_where_visits_are_not_all_wanted(tmp_path: Path) -> N
 def test_what_is_begun_before_the_moment_is_finished_and_no_more() -> None:
     found = list(AT_ONCE([(plain(), batch) for batch in (2, 3, 4)], time.monotonic() - 1))
     assert [batch for (_subject, batch), _visit in found] == [2], "a process begins one at least"
-
-
-def test_what_was_found_before_a_failure_is_kept() -> None:
-    visits = AT_ONCE([(plain(), 2), (replace(plain(), name="other", model=broken), 2)])
-    ((subject, _batch), _visit) = next(visits)
-    assert subject.name == "cnn"
-    with pytest.raises(OffbeatError, match="steps of other cannot be measured"):
-        next(visits)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])

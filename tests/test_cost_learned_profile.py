@@ -12,7 +12,9 @@ from commands import run_here
 
 from offbeat.cost import TracedStep
 from offbeat.cost.afresh import visits_afresh
+from offbeat.cost.calibrate_steps import Found
 from offbeat.cost.device_profile import DeviceProfile, load_profile
+from offbeat.cost.failed import Failed
 from offbeat.cost.kernel_model import LEAST_ERROR
 from offbeat.cost.learned_profile import (
     Calibration,
@@ -22,8 +24,9 @@ from offbeat.cost.learned_profile import (
     never_learned_from,
 )
 from offbeat.cost.measured_collectives import measured_all_reduces
+from offbeat.cost.predict import predict
 from offbeat.cost.profile import Profile, Timing
-from offbeat.cost.roofline import MATRIX_KINDS
+from offbeat.cost.roofline import MATRIX_KINDS, op_seconds
 from offbeat.cost.subject import Case, Subject
 from offbeat.cost.trace import PLATFORMS, Platform
 from offbeat.cost.visits import Visit
@@ -83,7 +86,7 @@ def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
     path, seen = tmp_path / "here.json", set[str]()
 
     def calibrated(visits: int) -> DeviceProfile:
-        def few(cases: Iterable[Case], until: float, **how: Any) -> Iterator[tuple[Case, Visit]]:
+        def few(cases: Iterable[Case], until: float, **how: Any) -> Iterator[Found]:
             return visits_afresh(itertools.islice(cases, visits), until, **how, patience_seconds=1.0)
 
         monkeypatch.setattr("offbeat.cost.learned_profile.visits_afresh", few)
@@ -113,6 +116,36 @@ def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(again.steps) == len(kept.steps) + 1
     assert {name: again.steps[name] for name in kept.steps} == kept.steps, "not visited again"
     assert again.reference_seconds == kept.reference_seconds
+
+
+def roofline_visits(cases: Iterable[Case], _until: float) -> Iterator[Found]:
+    """Of a device that takes for everything what a roofline says, and that has no bfloat16."""
+    device = replace(load_profile("cpu1").device, launch_seconds=1e-5)
+    for subject, batch in cases:
+        if subject.autocast is not None:
+            yield (subject, batch), Failed("RuntimeError: no bfloat16 here")
+            continue
+        step = subject.at(batch)
+        ops = tuple(op_seconds(op.kernel, device) for op in step.ops)
+        yield (subject, batch), Visit(sum(ops), (sum(ops), 0.0, 0.0), tuple(step.kernels), ops)
+
+
+def test_a_precision_that_fails_on_a_device_is_left_out_and_estimated_by_roofline(tmp_path: Path) -> None:
+    path = tmp_path / "here.json"
+
+    def some(cases: Iterable[Case], until: float) -> Iterator[Found]:
+        return roofline_visits(itertools.islice(cases, 2 * VISITS), until)
+
+    how = Calibration(
+        platform="cpu", device=torch.device("cpu"), path=path, minutes=10, bf16=True, batches=(2,), visiting=some
+    )
+    learned_profile(how, None, lambda *_: None).save(path)
+    profile = load_profile(str(path))
+    assert set(profile.failed.values()) == {"RuntimeError: no bfloat16 here"}
+    assert {name.rpartition(", ")[2] for name in profile.failed} == {"bf16"}
+    subject, narrow = next(held_out("cpu")), next(held_out("cpu", torch.bfloat16))
+    assert "matmul" in predict(narrow.at(2), profile).estimated
+    assert "matmul" not in predict(subject.at(2), profile).estimated
 
 
 @pytest.mark.timeout(60)
@@ -159,7 +192,8 @@ def test_a_finished_calibration_leaves_nothing_beside_it_and_says_when_it_is_poo
         shipped = load_profile("cpu1")
         assert shipped.kernels is not None
         held_out = {**shipped.kernels.held_out, "steps": judged, "left_out": ["x, batch 2"]}
-        return replace(shipped, kernels=replace(shipped.kernels, held_out=held_out))
+        kernels = replace(shipped.kernels, held_out=held_out)
+        return replace(shipped, kernels=kernels, failed={"y, batch 2": "ValueError: no", "z, batch 2": "MemoryError"})
 
     monkeypatch.setattr(calibrate_command, "learned_profile", made)
     calibrate_command.calibrate(
@@ -171,3 +205,4 @@ def test_a_finished_calibration_leaves_nothing_beside_it_and_says_when_it_is_poo
     assert ", kept" in printed
     assert ("that is much: calibrate again" in printed) == warned
     assert "left out, as they issue other operations than their trace: x, batch 2" in printed
+    assert "left out, as it failed here: y, batch 2 (ValueError: no), and 1 other; estimated " in printed

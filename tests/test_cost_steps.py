@@ -1,6 +1,7 @@
 """Real steps whose operations are timed in place, and what a calibration keeps of them."""
 
 import itertools
+import json
 import subprocess
 import sys
 import time
@@ -15,9 +16,18 @@ import torch
 from torch import nn
 
 from offbeat.cost import trace
-from offbeat.cost.calibrate_steps import at_usual_speed, case_name, in_turns, one_by_one, visit_models
+from offbeat.cost.calibrate_steps import (
+    ALL_FAIL,
+    Visiting,
+    at_usual_speed,
+    case_name,
+    in_turns,
+    one_by_one,
+    visit_models,
+)
 from offbeat.cost.counts import read_bytes_of
 from offbeat.cost.cpu_step import MOST_PAIRS, MOST_TURNS, MOST_WARM, Timed
+from offbeat.cost.failed import Failed
 from offbeat.cost.gauge import Gauge
 from offbeat.cost.host import PhaseTiming, StepTiming, step_timing
 from offbeat.cost.kernel import Kernel, Ref, Spec
@@ -38,7 +48,8 @@ NEAREST, FURTHER = CACHES["cpu"].near, CACHES["cpu"].far
 
 
 def visit(step: RealStep, gauge: Gauge, turns: int = 1, patience_seconds: float = 0.0) -> Visit:
-    ((_key, found),) = visits_when_quiet([(0, step)], gauge, turns=turns, patience_seconds=patience_seconds)
+    ((_key, found),) = visits_when_quiet([(0, lambda: step)], gauge, turns=turns, patience_seconds=patience_seconds)
+    assert isinstance(found, Visit), found
     return found
 
 
@@ -264,7 +275,7 @@ def test_steps_are_prepared_while_the_cpu_is_not_quiet(
 
     monkeypatch.setattr("offbeat.cost.when_quiet.Prepared", Stub)
     monkeypatch.setattr("offbeat.cost.when_quiet.PAUSE_SECONDS", 0.0)
-    steps: Any = [(each, each) for each in "abc"]
+    steps: Any = [(each, partial(str, each)) for each in "abc"]
     looks = Told(5.0, 5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0)  # a is timed at the first 1.0, the others wait for the second
     found = list(visits_when_quiet(steps, looks, patience_seconds=patience))
     assert found == [("a", "A"), ("b", "B"), ("c", "C")]
@@ -375,6 +386,108 @@ def test_a_few_steps_that_are_not_what_was_traced_are_left_out(tmp_path: Path) -
     assert len(found.steps) == 11
     again = visit_models(cases, tmp_path / "part", visiting=ALONE)
     assert again.unlike == found.unlike, "not visited again"
+
+
+def refusing(batch: int) -> Visiting:
+    """Visits of all but those of that batch, which a library has no kernel for."""
+
+    def visited(step: RealStep, reference: Gauge) -> Visit:
+        if step.samples == batch:
+            raise NotImplementedError("no kernel for this\nand a long trace")
+        return visit(step, reference)
+
+    return one_by_one(visited, [])
+
+
+def test_a_step_that_fails_is_left_out_and_the_others_are_measured(tmp_path: Path) -> None:
+    subject, path = next(learned_from("cpu")), tmp_path / "part"
+    cases = [(subject, batch) for batch in (2, 3, 4)]
+    found = visit_models(cases, path, visiting=refusing(3))
+    assert list(found.steps) == [case_name(subject, 2), case_name(subject, 4)]
+    assert found.failed == {case_name(subject, 3): "NotImplementedError: no kernel for this"}
+    assert Profile.load(path) == found
+    assert visit_models(cases, path, visiting=ALONE).failed == found.failed, "not tried again"
+
+
+def test_where_every_step_fails_the_first_reason_is_told(tmp_path: Path) -> None:
+    subject, path = next(learned_from("cpu")), tmp_path / "part"
+    tried = 0
+
+    def cases() -> Iterator[Case]:
+        nonlocal tried
+        for _ in itertools.count():
+            tried += 1
+            yield replace(subject, name=f"model {tried}"), 2
+
+    with pytest.raises(
+        OffbeatError, match=r"no step .*: model 1, batch 2 \(NotImplementedError: no kernel for this\), "
+    ):
+        visit_models(cases(), path, visiting=refusing(2))
+    assert tried == ALL_FAIL
+    assert not Profile.load(path).failed, "once it is mended they are tried again"
+
+
+def broken() -> nn.Module:
+    raise ValueError("an operation that is not there")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_after_a_failure_a_gpu_gives_memory_back_or_is_told_to_answer_no_more(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    done: list[str] = []
+
+    def synchronize(_device: torch.device) -> None:
+        done.append("waited")
+        if not answers:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("gave back"))
+    monkeypatch.setattr("offbeat.cost.calibrate_steps.RealStep", lambda *_: broken())
+    subject = next(learned_from("cpu"))
+    visits = one_by_one(visit, [], torch.device("cuda"))([(subject, 2), (subject, 3)], 0.0)
+    for batch in (2, 3) if answers else (2,):
+        assert next(visits) == ((subject, batch), Failed("ValueError: an operation that is not there"))
+    with pytest.raises(StopIteration if answers else OffbeatError) as told:
+        next(visits)
+    if answers:
+        assert done == ["waited", "gave back"] * 2
+    else:
+        assert "cnn, batch 2 left a GPU that answers this process no more" in str(told.value)
+
+
+def test_a_step_that_fails_when_it_is_timed_does_not_take_those_along_that_wait() -> None:
+    class Stub:
+        has_enough, held_nbytes, since = True, 0, 0.0
+
+        def __init__(self, step: str, *, turns: int) -> None:
+            self.step = step
+            if step == "b":
+                raise RuntimeError("cannot be made")
+
+        def take_turn(self, before: float, gauge: Gauge) -> float:
+            if self.step == "a":
+                raise MemoryError
+            return before
+
+        def visit(self) -> str:
+            return self.step.upper()
+
+    steps: Any = [(each, partial(str, each)) for each in "abc"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offbeat.cost.when_quiet.Prepared", Stub)
+        found = dict(visits_when_quiet(steps, Told(1.0), patience_seconds=0.0))
+    assert found == {"a": Failed("MemoryError"), "b": Failed("RuntimeError: cannot be made"), "c": "C"}
+
+
+def test_what_was_measured_before_failures_were_kept_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    Profile("x", {}).save(path)
+    read = json.loads(path.read_text())
+    del read["failed"]
+    path.write_text(json.dumps(read))
+    assert Profile.load(path) == Profile("x", {})
 
 
 def test_random_models_follow_the_seed_fit_the_limit_and_can_be_run() -> None:

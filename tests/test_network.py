@@ -192,6 +192,32 @@ def test_swap_goes_both_ways_at_once_with_the_slower_link_and_the_greater_latenc
     assert net.swap_seconds(0, 1, 100) == 4.0
 
 
+def measured(workers: int, nodes: int) -> Network:
+    """Swaps of 10 bytes and more: 2 s and 20 bytes per second; of fewer: 1 s and 5 bytes per second."""
+    pieces = (1, Link(bytes_per_second=5.0, seconds=1.0)), (10, Link(bytes_per_second=20.0, seconds=2.0))
+    return Network(Layout.even(workers, nodes), Clock(), link=LINK, local=LOCAL, swaps=pieces)
+
+
+@pytest.mark.parametrize(("nbytes", "seconds"), [(0, 1.0), (5, 2.0), (10, 2.5), (100, 7.0)])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_swaps_that_were_measured_take_that_wherever_they_are(nbytes: int, seconds: float, nodes: int) -> None:
+    net = measured(2, nodes)
+    times = Times(net)
+    net.swap(0, 1, nbytes, times.of("swap"))
+    net.clock.run()
+    assert times == {"swap": close(seconds)}
+    assert net.swap_seconds(0, 1, nbytes) == close(seconds)
+
+
+def test_measured_swaps_share_the_link_of_a_node() -> None:
+    net = measured(4, 2)
+    times = Times(net)
+    net.swap(0, 2, 100, times.of("one"))
+    net.swap(1, 3, 100, times.of("other"))
+    net.clock.run()
+    assert times == {"one": close(2 * 5 + 2), "other": close(2 * 5 + 2)}
+
+
 LAYOUTS = [Layout.even(1), Layout.even(2), Layout.even(4), Layout.even(2, 2), Layout.even(8, 4), Layout.even(16, 5)]
 LAYOUTS += [Layout((0, 1, 0, 2, 1, 0))]
 

@@ -14,6 +14,7 @@ from offbeat.cost.fit import Fitted, Piece
 from offbeat.cost.for_simulation import predicted_step
 from offbeat.cost.pace import Machines, Work, pace, played_out
 from offbeat.cost.predict import predict
+from offbeat.cost.step import StepTime
 from offbeat.cost.subject import find_subject
 from offbeat.cost.wires import Wires
 from offbeat.errors import BadInput
@@ -80,10 +81,39 @@ def test_a_measured_link_is_the_one_of_the_profile(tmp_path: Path) -> None:
     profile.save(tmp_path / "mine.json")
     link = Setting(task="synthetic", device=str(tmp_path / "mine.json"), link="measured").cluster.link
     assert (link.bytes_per_second, link.seconds) == pytest.approx((1e8, 3e-5))
+    assert not Setting(task="synthetic", device=str(tmp_path / "mine.json"), link="measured").cluster.swaps
     with pytest.raises(BadInput, match=r"--link measured: the profile of .* has no measured all-reduce"):
         Setting(task="synthetic", device="cpu2", link="measured")
     with pytest.raises(BadInput, match="'measured' is not a rate"):
         Setting(task="synthetic", link="measured")
+
+
+def test_measured_swaps_are_those_of_the_profile(tmp_path: Path) -> None:
+    pieces = Piece(0, Hop(1e-3, 1e-6)), Piece(1 << 20, Hop(1e-2, 1e-7))
+    reduced = Fitted("ring", (Piece(0, Hop(3e-5, 1e-8)),), 0.01)
+    profile = replace(load_profile("cpu2"), all_reduce=reduced, swap=Fitted("swap", pieces, 0.02))
+    path = tmp_path / "mine.json"
+    profile.save(path)
+    setting = Setting(task="synthetic", device=str(path), link="measured")
+    (small, first), (large, second) = setting.cluster.swaps
+    assert (small, large) == (0, 1 << 20)
+    assert (first.bytes_per_second, first.seconds) == pytest.approx((1e6, 1e-3))
+    assert (second.bytes_per_second, second.seconds) == pytest.approx((1e7, 1e-2))
+    assert not Setting(task="synthetic", device=str(path), link="1gbit").cluster.swaps
+
+
+def test_plans_charge_measured_swaps() -> None:
+    link = Link(bytes_per_second=1e9, seconds=1e-5)
+    time = StepTime(forward_seconds=0.003, backward_seconds=0.006, optimizer_seconds=0.001, ready=((1 << 20, 0.009),))
+    work, layout = Work(time=time, model_bytes=1 << 20), Layout.even(4, 4)
+    reduced = Fitted("ring", (Piece(0, Hop(1e-5, 1e-9)),), 0.0)
+
+    def exchanges(swap: Fitted | None) -> float:
+        wires = Wires(link=link, local=link, fitted=reduced, swap=swap)
+        return pace(make_strategy("gossip"), work, Machines(layout=layout, wires=wires)).averages_per_step
+
+    same, slow = (Fitted("swap", (Piece(0, Hop(1e-5, each)),), 0.0) for each in (1e-9, 1e-7))
+    assert exchanges(None) == exchanges(same) > 2 * exchanges(slow) > 0, "0.1 s each, and a step takes 0.01 s"
 
 
 def test_given_bytes_travel_at_the_usual_times() -> None:

@@ -429,7 +429,7 @@ def compare(**given: Any) -> None:
     "--link",
     default="100gbit",
     show_default=True,
-    help="bandwidth of each node, both ways at once; measured: as the profile's all-reduces",
+    help="bandwidth of each node, both ways at once; measured: as the profile's all-reduces and swaps",
 )
 @click.option("--latency", type=float, default=10e-6, show_default=True, help="of that link, in seconds, one way")
 @click.option("--local-link", help="bandwidth of each worker inside its node [the device's]")
@@ -472,14 +472,14 @@ def plan(**given: Any) -> None:
 @click.option("--name", help="of the profile [the device's own]")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="[among the profiles of Offbeat]")
 @click.option("--minutes", type=float, default=8.0, show_default=True, help="at most, all in all; 10 or fewer")
-@click.option("--workers", type=int, help="also time all-reduces among so many local workers [no]")
+@click.option("--workers", type=int, help="also time all-reduces and swaps among so many local workers [no]")
 @click.option("--bf16/--no-bf16", default=None, help="also under autocast to bfloat16 [on a GPU]")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--quiet", is_flag=True, help="no progress, no summary")
 def calibrate(**given: Any) -> None:
-    """Measure this device: its kernels, and across workers its all-reduces; writes one profile of JSON.
+    """Measure this device: its kernels, and across workers its all-reduces and swaps; writes one profile.
 
-    Interrupted, it goes on where it was. Under torchrun the all-reduces are those of the launcher's workers.
+    Interrupted, it goes on where it was. Under torchrun the collectives are those of the launcher's workers.
 
     \b
     offbeat calibrate                         this device, about 8 minutes

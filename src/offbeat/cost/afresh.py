@@ -13,9 +13,12 @@ import multiprocessing
 import pickle
 import signal
 import sys
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,6 +27,7 @@ import torch
 
 from ..errors import OffbeatError
 from ..malloc import keep_freed_memory
+from .failed import Failed
 from .gauge import Gauge
 from .real_step import RealStep, one_after_the_other
 from .subject import Case
@@ -31,9 +35,10 @@ from .visits import Visit
 from .when_quiet import PATIENCE_SECONDS, visits_when_quiet
 
 VISITS = 8  # of a process
+KILLED = Failed("the process that measured it ended in the middle, perhaps for want of memory")
 CPU = torch.device("cpu")
 
-Found = tuple[int, Visit, Sequence[float]]  # the number of its case, and what the gauge has seen by then
+Found = tuple[int, Visit | Failed, Sequence[float]]  # the number of its case, and what the gauge has seen by then
 
 
 def visits_afresh(
@@ -43,22 +48,30 @@ def visits_afresh(
     references: Sequence[Case],
     turns: int = 1,
     patience_seconds: float = PATIENCE_SECONDS,
-) -> Iterator[tuple[Case, Visit]]:
-    """In any order; all of them, or those that were begun until then (of `time.monotonic`)."""
+) -> Iterator[tuple[Case, Visit | Failed]]:
+    """In any order; all of them, or those that were begun until then (of `time.monotonic`).
+
+    Where a process is killed, the system's memory being full, those that it has not visited get one each: the one that
+    is killed again has failed.
+    """
     source = iter(cases)
+    alone: deque[Case] = deque()
     looks: Sequence[float] = ()
     context = _context()
-    while few := list(islice(source, VISITS)):
+    while few := [alone.popleft()] if alone else list(islice(source, VISITS)):
         task = _Task(few, references, looks, turns, patience_seconds, until, torch.get_num_threads())
-        found, failure = _all_of(task, context)  # before anything is done with them, which would disturb the others
+        found, killed = _all_of(task, context)  # before anything is done with them, which would disturb the others
         for number, visit, _looks in found:
             yield few[number], visit
-        if failure is not None:
-            left = [subject.name for number, (subject, _) in enumerate(few) if number not in {n for n, *_ in found}]
-            raise OffbeatError(f"steps of {', '.join(left)} cannot be measured: {failure}") from failure
-        if len(found) < len(few):
+        looks = found[-1][-1] if found else looks
+        numbers = {number for number, *_ in found}
+        left = [case for number, case in enumerate(few) if number not in numbers]
+        if killed and len(few) == 1:
+            yield few[0], KILLED
+        elif killed:
+            alone += left
+        if (left and not killed) or (alone and time.monotonic() >= until):
             break
-        looks = found[-1][-1]
 
 
 @dataclass(frozen=True)
@@ -74,18 +87,18 @@ class _Task:
     threads: int
 
 
-def _all_of(task: _Task, context: Any) -> tuple[list[Found], Exception | None]:
-    """What was found, if need be until something failed."""
+def _all_of(task: _Task, context: Any) -> tuple[list[Found], bool]:
+    """What was found, and whether the process was killed then."""
     found: list[Found] = []
     with _process(context, task) as results:
         try:
             while (each := results.recv()) is not None:
                 if isinstance(each, Exception):
-                    return found, each
+                    raise OffbeatError(f"no step can be measured: {each}") from each
                 found.append(each)
         except EOFError:
-            return found, OffbeatError("the process that measured them ended in the middle, perhaps for want of memory")
-    return found, None
+            return found, True
+    return found, False
 
 
 @contextmanager
@@ -129,7 +142,7 @@ def _visits(task: _Task) -> Iterator[Found]:
     torch.set_num_threads(task.threads)
     keep_freed_memory()
     gauge = Gauge(one_after_the_other(task.references, CPU), task.looks)
-    steps = ((number, RealStep(subject, batch, CPU)) for number, (subject, batch) in enumerate(task.cases))
+    steps = ((number, partial(RealStep, subject, batch, CPU)) for number, (subject, batch) in enumerate(task.cases))
     visits = visits_when_quiet(steps, gauge, turns=task.turns, patience_seconds=task.patience_seconds, until=task.until)
     for number, found in visits:
         yield number, found, gauge.looks

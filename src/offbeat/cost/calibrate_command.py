@@ -14,14 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import BadInput, unknown
+from ..layout import Layout
 from ..report.table import counted, percent
 from .device_profile import PROFILES, DeviceProfile, load_profile
-from .fit import Fitted, fit
+from .failed import failures_sentence
+from .fit import Fitted
 from .kernel import SHORT
 from .learn import EACH, WAYS
 from .learned_profile import Calibration, Step, kernels_file, learned_profile
-from .measured_collectives import SIZES, measured_all_reduces, time_all_reduces
+from .measured_collectives import Collectives, collectives_of_launcher, measured_collectives
 from .profile_at import device_name, setup_of
+from .timed_collectives import host_name
 from .trace import PLATFORMS, Platform
 
 MOST_MINUTES = 10.0
@@ -49,12 +52,11 @@ def calibrate(
         raise BadInput(f"profile {path} cannot be written there: name a file of yours with --out")
     _spare_others(path, chosen)
     with _progress(quiet) as step:
-        fitted, rank = None, 0
+        found, rank = Collectives(), 0
         if under_launcher:
-            fitted, rank = _with_launcher(chosen)
+            found, rank = _with_launcher(chosen)
         elif workers is not None:
-            points = measured_all_reduces(workers, chosen, progress=lambda n, all_: step("all-reduces", n, all_))
-            fitted = fit(points)
+            found = measured_collectives(workers, chosen, progress=step)
         if rank == 0:
             how = Calibration(
                 platform=platform,
@@ -64,7 +66,7 @@ def calibrate(
                 bf16=platform == "cuda" if bf16 is None else bf16,
                 seed=seed,
             )
-            profile = learned_profile(how, fitted, step)
+            profile = learned_profile(how, found, step)
             profile.save(path)
             kernels_file(path).unlink(missing_ok=True)  # the next calibration begins anew
             if not quiet:
@@ -104,12 +106,17 @@ def _platform(device: str | None) -> Platform:
     raise unknown("device to calibrate", device, PLATFORMS)
 
 
-def _with_launcher(device: torch.device) -> tuple[Fitted | None, int]:
+def _with_launcher(device: torch.device) -> tuple[Collectives, int]:
     """Under torchrun the ranks are those of the launcher; only the first goes on to the kernels."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        points = time_all_reduces(SIZES, device) if dist.get_world_size() > 1 else []
-        return (fit(points) if points else None), dist.get_rank()
+        if dist.get_world_size() == 1:
+            return Collectives(), 0
+        hosts: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(hosts, host_name())
+        return collectives_of_launcher(Layout.of_hosts(hosts), device), dist.get_rank()
     finally:
         dist.destroy_process_group()
 
@@ -157,8 +164,20 @@ def _say(profile: DeviceProfile, path: Path) -> None:
         print("  that is much: calibrate again when nothing else runs here, or with more --minutes")
     if learned["left_out"]:
         print(f"  left out, as they issue other operations than their trace: {'; '.join(learned['left_out'])}")
-    if profile.all_reduce is not None:
-        fitted = profile.all_reduce
-        pieces = counted(len(fitted.pieces), "piece")
-        print(f"  all-reduce: {fitted.algorithm} in {pieces}, {percent(fitted.error, 1)} mean error")
+    if profile.failed:
+        print(f"  {failures_sentence(profile.failed)}; estimated by roofline or formula where nothing else says it")
+    for what, fitted in (("all-reduce", profile.all_reduce), ("swap", profile.swap)):
+        if fitted is not None:
+            how = "" if what == fitted.algorithm else f"{fitted.algorithm} "
+            print(f"  {what}: {how}in {_pieces(fitted)}, {percent(fitted.error, 1)} mean error")
+    if profile.hierarchical is not None:
+        inside, between = profile.hierarchical.inside, profile.hierarchical.between
+        print(
+            f"  hierarchical all-reduce: rings in {_pieces(inside)} inside nodes and {_pieces(between)} between them, "
+            f"{percent(profile.hierarchical.error, 1)} mean error of both together"
+        )
     print(f"in {path}; plan with --device {path.stem if path.parent == PROFILES else path}")
+
+
+def _pieces(fitted: Fitted) -> str:
+    return counted(len(fitted.pieces), "piece")

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..errors import OffbeatError
+from .failed import Failed, failures_sentence
 from .gauge import Gauge
 from .host import step_timing
 from .kernel import SHORT, Kernel
@@ -24,10 +25,12 @@ from .visits import Visit
 
 SAVE_EVERY_SECONDS = 30.0  # to save takes up to one
 MOST_UNLIKE = 0.1  # of the visits
+ALL_FAIL = 8  # so many before any succeeds: then it is not the models
 
 CPU = torch.device("cpu")
 Progress = Callable[[int, Case], None]  # (visited, the one just visited)
-Visiting = Callable[[Iterable[Case], float], Iterator[tuple[Case, Visit]]]  # in any order; until that moment
+Found = tuple[Case, Visit | Failed]
+Visiting = Callable[[Iterable[Case], float], Iterator[Found]]  # in any order; until that moment
 
 
 def visit_models(
@@ -52,7 +55,11 @@ def visit_models(
     try:
         for number, ((subject, batch), found) in enumerate(visiting(new, end), 1):
             name = case_name(subject, batch)
-            if _like(subject.at(batch), found):
+            if isinstance(found, Failed):
+                profile.failed[name] = found.why
+                if not profile.steps and len(profile.failed) >= ALL_FAIL:
+                    break
+            elif _like(subject.at(batch), found):
                 _add(profile, name, subject.at(batch), found, subject.platform)
             else:
                 profile.unlike.append(name)
@@ -62,7 +69,12 @@ def visit_models(
             if progress is not None:
                 progress(number, (subject, batch))
     finally:
+        failed = dict(profile.failed)
+        if not profile.steps:
+            profile.failed.clear()  # it may be mended: the next call tries them all again
         profile.save(path)
+    if failed and not profile.steps:
+        raise OffbeatError(f"no step can be measured; {failures_sentence(failed)}")
     if len(profile.unlike) > MOST_UNLIKE * len(profile.steps):
         raise OffbeatError(
             f"{profile.unlike[0]}: a real step does not issue the operations of its trace, so they cannot be timed "
@@ -76,11 +88,33 @@ def one_by_one(
 ) -> Visiting:
     """Visits of one step after the other, in this process."""
 
-    def visits(cases: Iterable[Case], _until: float) -> Iterator[tuple[Case, Visit]]:
+    def visits(cases: Iterable[Case], _until: float) -> Iterator[Found]:
         gauge = Gauge(one_after_the_other(references, device))
-        return (((subject, batch), visit(RealStep(subject, batch, device), gauge)) for subject, batch in cases)
+        for subject, batch in cases:
+            found = tried(subject, batch, gauge)
+            yield (subject, batch), found
+            if isinstance(found, Failed) and device.type == "cuda":
+                _recover(case_name(subject, batch), device)
+
+    def tried(subject: Subject, batch: int, gauge: Gauge) -> Visit | Failed:
+        try:
+            return visit(RealStep(subject, batch, device), gauge)
+        except Exception as error:
+            return Failed.of(error)
 
     return visits
+
+
+def _recover(name: str, device: torch.device) -> None:
+    """After a failure: what it held is given back. Some leave a process in which the GPU computes nothing any more."""
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        raise OffbeatError(
+            f"{name} left a GPU that answers this process no more ({Failed.of(error).why}): call offbeat calibrate "
+            f"again, and it goes on without that"
+        ) from error
 
 
 def case_name(subject: Subject, batch: int) -> str:

@@ -20,6 +20,7 @@ from .kernel import SHORT
 from .kernel_model import KernelModel
 from .roofline import Device
 from .trace import PLATFORMS, Platform
+from .two_level import TwoLevel
 
 VERSION = 7
 PROFILES = Path(__file__).parent / "profiles"
@@ -38,8 +39,11 @@ class DeviceProfile:
     local: Link  # of each worker to the others of its node
     kernels: KernelModel | None = None
     host: Host | None = None  # what the host does beside the kernels, where that was measured
-    all_reduce: Fitted | None = None  # across workers, where that was measured
+    all_reduce: Fitted | None = None  # across workers, where that was measured; so are the next two
+    hierarchical: TwoLevel | None = None
+    swap: Fitted | None = None
     reference_seconds: float | None = None  # of the calibration's references, in the median: how fast the host was
+    failed: Mapping[str, str] = field(default_factory=dict)  # what the calibration left out, and why
     setup: Mapping[str, Any] = field(default_factory=dict)  # torch's version and flags when it was measured
     source: str = ""
 
@@ -55,8 +59,11 @@ class DeviceProfile:
             "local": {"bytes_per_second": self.local.bytes_per_second, "seconds": self.local.seconds},
             "source": self.source,
             "reference_seconds": self.reference_seconds,
+            "failed": dict(self.failed),
             "setup": dict(self.setup),
             "all_reduce": None if self.all_reduce is None else self.all_reduce.as_dict(),
+            "hierarchical": None if self.hierarchical is None else self.hierarchical.as_dict(),
+            "swap": None if self.swap is None else self.swap.as_dict(),
             "host": None if self.host is None else self.host.as_dict(),
             "kernels": None if self.kernels is None else self.kernels.as_dict(),
         }
@@ -84,7 +91,10 @@ class DeviceProfile:
             kernels=None if read.get("kernels") is None else KernelModel.from_dict(read["kernels"]),
             host=None if read.get("host") is None else Host.from_dict(read["host"]),
             all_reduce=None if read.get("all_reduce") is None else Fitted.from_dict(read["all_reduce"]),
+            hierarchical=None if read.get("hierarchical") is None else TwoLevel.from_dict(read["hierarchical"]),
+            swap=None if read.get("swap") is None else Fitted.from_dict(read["swap"]),
             reference_seconds=read.get("reference_seconds"),
+            failed=read.get("failed", {}),
             setup=read.get("setup", {}),
             source=read.get("source", ""),
         )

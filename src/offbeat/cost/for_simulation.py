@@ -4,7 +4,6 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from ..sim.network import Link
 from ..sim.shape import StepShape
 from ..train.job import Job
 from ..train.tasks import load_task
@@ -14,7 +13,7 @@ from .pace import fills_buckets
 from .plan import fitting_step
 from .predict import predict
 from .subject import subject_of
-from .wires import wires_of
+from .wires import Wires, wires_of
 
 
 def predicted_step(job: Job, device: str) -> tuple[float, StepShape]:
@@ -25,11 +24,9 @@ def predicted_step(job: Job, device: str) -> tuple[float, StepShape]:
 
 
 @lru_cache(maxsize=64)
-def links_with(
-    device: str, link: str, latency: float, local_link: str | None, local_latency: float | None
-) -> tuple[Link, Link]:
-    """Between nodes and inside; as the device's profile has them, where none are given or `measured` is asked for."""
-    return wires_of(load_profile(device), link, latency, local_link, local_latency).as_links()
+def wires_with(device: str, link: str, latency: float, local_link: str | None, local_latency: float | None) -> Wires:
+    """As the device's profile has them, where none are given or `measured` is asked for."""
+    return wires_of(load_profile(device), link, latency, local_link, local_latency)
 
 
 @lru_cache(maxsize=64)

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import torch
 
-from ..errors import BadInput
+from ..errors import BadInput, OffbeatError
 from ..sim.network import Link
 from .afresh import visits_afresh
 from .calibrate_steps import Visiting, at_usual_speed, case_name, in_turns, one_by_one, visit_models
 from .device_profile import DeviceProfile
-from .fit import Fitted
+from .failed import failures_sentence
 from .gpu_step import visit_on_gpu
 from .host import StepTiming, fit_host
 from .kernel import Kernel
 from .learn import FEWEST, Judged, Timings, learn_kernels, learned_from_only, measured_device
+from .measured_collectives import Collectives
 from .predict import predict
 from .profile import Profile, Timing
 from .profile_at import device_name, setup_of
@@ -86,9 +87,9 @@ class Calibration:
         return itertools.chain.from_iterable(zip(*sources, strict=True))
 
 
-def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> DeviceProfile:
+def learned_profile(how: Calibration, found: Collectives | None, step: Step) -> DeviceProfile:
     """What is measured is kept, so that an interrupted calibration goes on when called again."""
-    judged_by = how.cases(held_out)
+    across, judged_by = found or Collectives(), how.cases(held_out)
     learning = min(LEARN_SECONDS * len(how.precisions), 30 * how.minutes)
     end = time.monotonic() + 60 * how.minutes - learning
     measured = at_usual_speed(_visited(how, judged_by, end, step))
@@ -114,13 +115,18 @@ def learned_profile(how: Calibration, fitted: Fitted | None, step: Step) -> Devi
         local=LOCAL[how.platform],
         kernels=learn_kernels(seen | judged_kernels(measured.timings, traced), known, traced, seed=how.seed),
         host=host,
-        all_reduce=fitted,
+        all_reduce=across.all_reduce,
+        hierarchical=across.hierarchical,
+        swap=across.swap,
         reference_seconds=measured.reference_seconds,
+        failed={**across.failed, **measured.failed},
         setup={**setup_of(how.device), "bf16": how.bf16, "seed": how.seed},
         source=f"offbeat calibrate: {len(measured.timings)} kernels",
     )
     real = {name: timing.seconds for name, timing in measured.steps.items() if name in traced}
     if not real:
+        if lost := {name: why for name, why in measured.failed.items() if name in traced}:
+            raise OffbeatError(f"no step of a held-out model could be measured; {failures_sentence(lost)}")
         raise BadInput(f"--minutes {how.minutes:g} was not time for a step of a held-out model: give more")
     predicted = {name: predict(traced[name], profile).time.seconds for name in real}
     errors = {name: predicted[name] / seconds - 1 for name, seconds in real.items()}

@@ -163,6 +163,7 @@ def played_out(strategy: Strategy, work: Work, machines: Machines, *, seed: int 
         shape=time.shape(),
         link=link,
         local=local,
+        swaps=wires.swaps(),
         stragglers=machines.stragglers,
         jitter=machines.jitter,
     )

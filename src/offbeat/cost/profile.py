@@ -33,10 +33,11 @@ class Profile:
     steps: dict[str, StepTiming] = field(default_factory=dict)  # by model and batch
     reference_seconds: float | None = None  # of the references' steps: all times are at this speed of the host
     unlike: list[str] = field(default_factory=list)  # steps that issue other operations than their trace: left out
+    failed: dict[str, str] = field(default_factory=dict)  # steps that could not be made or timed here, and why
 
     def knows(self, step: str) -> bool:
         """Whether the step of that name was visited."""
-        return step in self.steps or step in self.unlike
+        return step in self.steps or step in self.unlike or step in self.failed
 
     def save(self, path: Path) -> None:
         """Whole or not at all: a calibration that is interrupted goes on where it was."""
@@ -46,6 +47,7 @@ class Profile:
             "setup": self.setup,
             "reference_seconds": self.reference_seconds,
             "unlike": self.unlike,
+            "failed": self.failed,
             "steps": {name: asdict(step) for name, step in self.steps.items()},
             "kernels": list(self._rows()),
         }
@@ -68,7 +70,8 @@ class Profile:
                 )
             timings = {from_json(row): Timing(row["seconds"], row["calls"]) for row in read["kernels"]}
             steps = {name: _step(row) for name, row in read["steps"].items()}
-            return cls(read["device"], read["setup"], timings, steps, read["reference_seconds"], read["unlike"])
+            failed = dict(read.get("failed", {}))  # which older ones do not have
+            return cls(read["device"], read["setup"], timings, steps, read["reference_seconds"], read["unlike"], failed)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, BadInput):
                 raise

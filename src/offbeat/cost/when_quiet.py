@@ -4,10 +4,11 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from .cpu_step import Prepared
+from .failed import Failed
 from .gauge import Gauge
 from .real_step import RealStep
 from .visits import Visit
@@ -21,14 +22,15 @@ Key = TypeVar("Key")
 
 
 def visits_when_quiet(
-    steps: Iterable[tuple[Key, RealStep]],
+    steps: Iterable[tuple[Key, Callable[[], RealStep]]],
     gauge: Gauge,
     *,
     turns: int = 1,
     patience_seconds: float = PATIENCE_SECONDS,
     until: float = math.inf,
-) -> Iterator[tuple[Key, Visit]]:
-    """By their keys. After `until` (of `time.monotonic`) no step but the first is begun, and nothing waits."""
+) -> Iterator[tuple[Key, Visit | Failed]]:
+    """By their keys, also those that fail. After `until` (of `time.monotonic`) no step but the first is begun, and
+    nothing waits."""
     source, waiting = iter(steps), deque[tuple[Key, Prepared]]()
     most_held = MOST_HELD * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     some_left, before = True, gauge.look()
@@ -37,17 +39,34 @@ def visits_when_quiet(
         patient = bool(waiting) and now < until and now - waiting[0][1].since < patience_seconds
         if waiting and (gauge.is_quiet(before) or not patient):
             key, own = waiting[0]
-            before = own.take_turn(before, gauge)
-            if own.has_enough:
+            found: Visit | Failed | None = None
+            try:
+                before = own.take_turn(before, gauge)
+                found = own.visit() if own.has_enough else None
+            except Exception as error:
+                found = Failed.of(error)
+            if found is not None:
                 waiting.popleft()
                 some_left = some_left and time.monotonic() < until
-                yield key, own.visit()
+                yield key, found
             continue
         if some_left and len(waiting) < MOST_PREPARED and sum(own.held_nbytes for _, own in waiting) < most_held:
             following = next(source, None)
             some_left = following is not None
             if following is not None:
-                waiting.append((following[0], Prepared(following[1], turns=turns)))
+                key, prepared = following[0], _prepared(following[1], turns)
+                if isinstance(prepared, Failed):
+                    some_left = time.monotonic() < until
+                    yield key, prepared
+                else:
+                    waiting.append((key, prepared))
         elif patient:
             time.sleep(PAUSE_SECONDS)
         before = gauge.look()
+
+
+def _prepared(make: Callable[[], RealStep], turns: int) -> Prepared | Failed:
+    try:
+        return Prepared(make(), turns=turns)
+    except Exception as error:
+        return Failed.of(error)

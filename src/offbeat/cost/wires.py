@@ -6,14 +6,16 @@ from typing import Literal
 
 from ..errors import BadInput, unknown
 from ..layout import Layout, Ranks
-from ..sim.network import Link
+from ..sim.network import Link, Swaps
 from ..sim.rates import parse_rate
 from .collectives import ALGORITHMS, Cost, Hop, fastest, hierarchical
 from .device_profile import DeviceProfile
 from .fit import Fitted
+from .two_level import TwoLevel
 
 Where = Literal["intra-node", "inter-node"]
-ALL_REDUCES = ("fastest", *ALGORITHMS, "hierarchical")
+HIERARCHICAL = "hierarchical"
+ALL_REDUCES = ("fastest", *ALGORITHMS, HIERARCHICAL)
 MEASURED = "measured"  # in place of a rate
 DATASHEET_BAND = (0.9, 1.25)  # a link carries a little more or quite less than one thinks
 
@@ -28,20 +30,37 @@ class Wires:
     link: Link  # of each node
     local: Link  # of each worker inside its node
     fitted: Fitted | None = None  # instead, where all-reduces were measured
+    two_level: TwoLevel | None = None  # hierarchical ones
+    swap: Fitted | None = None  # swaps; None: by the links
     all_reduce_by: str = "fastest"  # of ring and tree; or ring, tree, hierarchical
     slower: float = 1.0  # all of it, for a band
 
     def __post_init__(self) -> None:
         if self.all_reduce_by not in ALL_REDUCES:
             raise unknown("way to all-reduce", self.all_reduce_by, ALL_REDUCES)
+        if self.fitted is not None and self.all_reduce_by in ALGORITHMS:
+            raise BadInput(
+                f"--all-reduce {self.all_reduce_by}: those of --link measured are as the library makes them: give a "
+                f"rate such as 100gbit, or leave it out"
+            )
+        if self.fitted is not None and self.all_reduce_by == HIERARCHICAL and self.two_level is None:
+            raise BadInput(
+                "--all-reduce hierarchical: the profile has no measured one: give a rate such as 100gbit, or run "
+                "offbeat calibrate --workers 4, which is two nodes of two"
+            )
 
     def all_reduce(self, nbytes: float, ranks: Ranks, layout: Layout) -> Cost:
         """By the ring or the tree, whichever is faster."""
         if len(ranks) == 1:
             return Cost(0.0, 0.0)
         if self.fitted is not None:
-            cost = self.fitted.cost(nbytes, len(ranks))
-        elif self.all_reduce_by == "hierarchical" and (even := self._even(ranks, layout)):
+            nodes = self._even(ranks, layout)
+            two = self.two_level if self.all_reduce_by == HIERARCHICAL and 1 < nodes < len(ranks) else None
+            if two is not None:
+                cost = two.cost(nbytes, len(ranks) // nodes, nodes)
+            else:
+                cost = self.fitted.cost(nbytes, len(ranks))
+        elif self.all_reduce_by == HIERARCHICAL and (even := self._even(ranks, layout)):
             inside, per_node = Hop(self.local.seconds, 1 / self.local.bytes_per_second), len(ranks) // even
             share = Hop(self.link.seconds, per_node / self.link.bytes_per_second)  # a worker's, of its node's link
             cost = hierarchical(nbytes, per_node, even, inside, share)
@@ -61,20 +80,29 @@ class Wires:
         """(between nodes, inside) for the virtual world, which knows no other; of what was fitted, its large pieces."""
         links = self.link, self.local
         if self.fitted is not None:
-            hop = self.fitted.pieces[-1].hop
-            measured = Link(bytes_per_second=1 / max(hop.seconds_per_byte, 1e-15), seconds=hop.seconds)
+            measured = _link_of(self.fitted.pieces[-1].hop)
             links = measured, measured
-        between, inside = (
-            Link(bytes_per_second=e.bytes_per_second / self.slower, seconds=e.seconds * self.slower) for e in links
-        )
+        between, inside = map(self._slowed, links)
         return between, inside
+
+    def swaps(self) -> Swaps:
+        """For the virtual world: as they were measured; by the links where they were not."""
+        if self.swap is None:
+            return ()
+        pieces = [(piece.nbytes, _link_of(piece.hop)) for piece in self.swap.pieces]
+        return tuple((nbytes, self._slowed(link)) for nbytes, link in pieces)
 
     @property
     def band(self) -> tuple[float, float]:
         """Of the time of an all-reduce, relative."""
         if self.fitted is None:
             return DATASHEET_BAND
-        return 1 / (1 + 2 * self.fitted.error), 1 + 2 * self.fitted.error
+        two = self.two_level if self.all_reduce_by == HIERARCHICAL else None
+        error = self.fitted.error if two is None else two.error
+        return 1 / (1 + 2 * error), 1 + 2 * error
+
+    def _slowed(self, link: Link) -> Link:
+        return Link(bytes_per_second=link.bytes_per_second / self.slower, seconds=link.seconds * self.slower)
 
     def _slowest_hop(self, ranks: Ranks, layout: Layout) -> Hop:
         used = [self.local] if self._within(ranks, layout) else [self.link]
@@ -114,5 +142,11 @@ def wires_of(
                 f"--link measured: the profile of {profile.device.name} has no measured all-reduce: give a rate such "
                 f"as 100gbit, or run offbeat calibrate --workers 2"
             )
-        return Wires(link=local, local=local, fitted=profile.all_reduce)
+        return Wires(
+            link=local, local=local, fitted=profile.all_reduce, two_level=profile.hierarchical, swap=profile.swap
+        )
     return Wires(link=Link(bytes_per_second=parse_rate(link), seconds=latency), local=local)
+
+
+def _link_of(hop: Hop) -> Link:
+    return Link(bytes_per_second=1 / max(hop.seconds_per_byte, 1e-15), seconds=hop.seconds)

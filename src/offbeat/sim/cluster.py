@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import BadInput
 from ..layout import Layout
-from .network import Link
+from .network import Link, Swaps
 from .shape import StepShape
 
 ETHERNET = Link(bytes_per_second=125e6, seconds=100e-6)
@@ -23,6 +23,7 @@ class Cluster:
     shape: StepShape | None = None  # of a step; None: the usual one
     link: Link = ETHERNET  # of each node, both directions at once
     local: Link = INSIDE_A_NODE  # of each rank inside its node
+    swaps: Swaps = ()  # as they were measured by themselves; without, by the links
     stragglers: Mapping[int, float] = field(default_factory=dict)  # rank -> its steps take so many times longer
     jitter: float = 0.0  # standard deviation of a step's time, relative to it
 

@@ -89,17 +89,25 @@ def make_cluster(
     if jitter > MOST_JITTER:
         raise BadInput(f"--jitter {jitter} does not fit: it must be at most {MOST_JITTER}, and 0.1 is already much")
     if device is not None:
-        from ..cost.for_simulation import links_with
+        from ..cost.for_simulation import wires_with
 
-        between, local = links_with(device, link, latency, local_link, local_latency)
+        wires = wires_with(device, link, latency, local_link, local_latency)
+        (between, local), swaps = wires.as_links(), wires.swaps()
     else:
+        swaps = ()
         between = Link(bytes_per_second=parse_rate(link), seconds=latency)
         local = Link(
             bytes_per_second=INSIDE_A_NODE.bytes_per_second if local_link is None else parse_rate(local_link),
             seconds=INSIDE_A_NODE.seconds if local_latency is None else local_latency,
         )
     return Cluster(
-        layout=layout, step_seconds=step_seconds, link=between, local=local, stragglers=stragglers, jitter=jitter
+        layout=layout,
+        step_seconds=step_seconds,
+        link=between,
+        local=local,
+        swaps=swaps,
+        stragglers=stragglers,
+        jitter=jitter,
     )
 
 

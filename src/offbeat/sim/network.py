@@ -30,6 +30,7 @@ What is approximate:
 - Latency comes after the bytes: the gaps that it leaves between the steps of a ring are not offered to others.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -61,6 +62,9 @@ class Link:
             )
         if not 0 <= self.seconds < inf:
             raise BadInput(f"a latency of {self.seconds} s is not a time: give 0 or more, such as 50e-6")
+
+
+Swaps = tuple[tuple[int, Link], ...]  # what a swap takes alone, from so many bytes on; the first for less, too
 
 
 class Wire:
@@ -143,7 +147,11 @@ class _Path(NamedTuple):
 
 
 class Network:
-    """`link`: of every node, or one per node; between two nodes the greater latency counts. `local`: of a rank."""
+    """`link`: of every node, or one per node; between two nodes the greater latency counts. `local`: of a rank.
+
+    `swaps`: where swaps were measured by themselves, they take that on idle wires; for the wires, which they share with
+    all else, each is as many bytes as those carry in that time.
+    """
 
     def __init__(
         self,
@@ -152,6 +160,7 @@ class Network:
         *,
         link: Link | Sequence[Link],
         local: Link,
+        swaps: Swaps = (),
     ) -> None:
         links = (link,) * layout.nodes if isinstance(link, Link) else tuple(link)
         if len(links) != layout.nodes:
@@ -166,6 +175,7 @@ class Network:
         self.port_down = tuple(Wire(f"rank {rank} down", local.bytes_per_second) for rank in layout.ranks)
         self._link_seconds = tuple(link.seconds for link in links)
         self._local_seconds = local.seconds
+        self._swaps = swaps
         self._dirty: list[Wire] = []  # wires whose transfers have changed in this instant
         self._passes = 0
         self._ring = lru_cache(maxsize=1024)(self._find_ring)
@@ -175,12 +185,12 @@ class Network:
 
     def swap(self, a: int, b: int, nbytes: float, then: Callable[[], object]) -> Transfer:
         """`nbytes` from a to b and as many from b to a, at once; `then` runs when both have arrived."""
-        wires, latency = self._both_ways(a, b)
+        wires, nbytes, latency = self._swap(a, b, nbytes)
         return self._start(wires, nbytes, then, latency)
 
     def swap_seconds(self, a: int, b: int, nbytes: float) -> float:
         """How long a swap takes on an idle network."""
-        wires, latency = self._both_ways(a, b)
+        wires, nbytes, latency = self._swap(a, b, nbytes)
         return latency + nbytes / min(wire.capacity for wire, _ in wires)
 
     def all_reduce(self, ranks: Ranks, nbytes: float, then: Callable[[], object]) -> Transfer:
@@ -250,6 +260,15 @@ class Network:
         if node_a == node_b:
             return self._local_seconds
         return max(self._link_seconds[node_a], self._link_seconds[node_b])
+
+    def _swap(self, a: int, b: int, nbytes: float) -> tuple[tuple[tuple[Wire, int], ...], float, float]:
+        """The wires, the bytes on them, and the latency."""
+        wires, latency = self._both_ways(a, b)
+        if not self._swaps:
+            return wires, nbytes, latency
+        own = self._swaps[max(0, bisect_right(self._swaps, nbytes, key=lambda each: each[0]) - 1)][1]
+        share = min(wire.capacity for wire, _ in wires) / own.bytes_per_second
+        return wires, nbytes * share, own.seconds
 
     def _both_ways(self, a: int, b: int) -> tuple[tuple[tuple[Wire, int], ...], float]:
         workers = self.layout.workers

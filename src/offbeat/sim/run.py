@@ -45,7 +45,7 @@ def run(
 ) -> Run:
     """Train `steps[rank]` steps on every rank. `nbytes`: bytes of the parameters, where `learners` has no model."""
     layout, clock = cluster.layout, Clock()
-    network = Network(layout, clock, link=cluster.link, local=cluster.local)
+    network = Network(layout, clock, link=cluster.link, local=cluster.local, swaps=cluster.swaps)
     own_bytes = learners.replicas[0].nbytes
     scale = 1.0 if nbytes is None else nbytes / own_bytes
     world = World.of(

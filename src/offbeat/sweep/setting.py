@@ -117,6 +117,7 @@ class Setting:
             "latency": cluster.link.seconds,
             "local_link": cluster.local.bytes_per_second,
             "local_latency": cluster.local.seconds,
+            **({"swaps": [(nbytes, asdict(link)) for nbytes, link in cluster.swaps]} if cluster.swaps else {}),
             "straggler": sorted((rank, factor) for rank, factor in cluster.stragglers.items() if factor != 1),
             "data": None if self.data is None else str(self.data.resolve()),
             "target_accuracy": None,
