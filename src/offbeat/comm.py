@@ -59,7 +59,7 @@ class Comm(Protocol):
     (it may be the same tensor), else in a fresh buffer; `out` belongs to the comm until the work is done.
 
     Collectives (`average`, `add_up`, `broadcast`) over the same ranks are matched by order: the k-th call here meets
-    the k-th call there.
+    the k-th call there. The same ranks in another order are another lane: nothing on the one waits for the other.
     """
 
     rank: int
