@@ -85,6 +85,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 @pytest.mark.timeout(60)
 def test_torch_ddp_with_every_hook() -> None:
     specs = ["torch_ddp.py:train", "torch_ddp.py:train:hook=fp16", "torch_ddp.py:train:hook=bf16"]
+    specs += ["torch_ddp.py:train:hook=powersgd", "torch_ddp.py:train:hook=powersgd,rank=8"]
     first, second = run_workers(race, WORKERS, specs)
     for spec in specs:
         check_learnt(first[spec][0])
