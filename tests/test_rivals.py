@@ -90,7 +90,7 @@ def test_torch_ddp_with_every_hook() -> None:
     for spec in specs:
         check_learnt(first[spec][0])
         assert torch.equal(first[spec][1], second[spec][1]), spec
-    plain, fp16, bf16 = (first[spec][1] for spec in specs)
+    plain, fp16, bf16 = (first[spec][1] for spec in specs[:3])
     assert 0 < distance(fp16, plain) < distance(bf16, plain) < 0.05, "16 bits round, and bfloat16 more than float16"
 
 
