@@ -135,6 +135,14 @@ def test_those_that_have_finished_are_not_asked_how_late_they_are() -> None:
     assert apart(rides[FEW_RIDES + 3 :]) == {REST}
 
 
+def test_what_a_rank_sends_that_trains_no_more_does_not_count() -> None:
+    express, comm = made(), Comm()
+    for step in range(1, 8):
+        finished(express.send(comm, step, training=False))  # type: ignore[arg-type]
+        finished(express.receive(step))
+    assert comm.said == [0.0, 0.0, 0.0]
+
+
 def test_another_cut_of_x_changes_how_many_parts_lie_between_and_not_how_seldom_it_comes() -> None:
     express, comm = made(), Comm()
     steps_of_rides(express, comm, 100, late=5)

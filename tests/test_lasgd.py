@@ -1,6 +1,7 @@
 """LASGD: fragments and the queue, bounds on staleness, a narrower wire, gradients averaged inside a node."""
 
 import os
+import random
 import time
 from collections.abc import Generator
 from contextlib import suppress
@@ -281,6 +282,48 @@ def test_small_tensors_keep_the_mean_and_the_bits(spec: str) -> None:
         for replica in learners.replicas:
             torch.testing.assert_close(replica.flats[0], mean, rtol=0, atol=tolerance)
     assert torch.equal(ends[0].replicas[0].flats[0], ends[1].replicas[0].flats[0])
+
+
+class Skewed(SimComm):
+    """An average is over on each rank a moment later than on another, as on real machines."""
+
+    luck: ClassVar[random.Random]
+
+    def average(self, x: Tensor, ranks: Ranks, out: Tensor | None = None) -> SimWork[Tensor]:
+        inner, outer = super().average(x, ranks, out), SimWork[Tensor]("average")
+        outer.found_idle, moment = inner.found_idle, 0.01 * self.luck.random()
+        inner.then(lambda: self._world.clock.after(moment, lambda: outer.complete(inner.result())))
+        return outer
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "lasgd",
+        "lasgd:fragments=9",
+        "lasgd:max_delay=2",
+        "lasgd:fragments=9,max_delay=2",
+        "lasgd:fragments=18,max_delay=2,every=3",
+    ],
+)
+def test_however_ranks_lie_apart_nobody_waits_for_ever(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two lanes each has an order, and they have none in common: who waited on the one might keep the other up."""
+    monkeypatch.setattr("offbeat.sim.run.SimComm", Skewed)
+    Skewed.luck = luck = random.Random(0)
+    for _ in range(40):
+        workers = luck.choice([2, 3, 4])
+        steps = luck.choice([[luck.randint(1, 60) for _ in range(workers)], [luck.randint(10, 60)] * workers])
+        cluster = Cluster(
+            layout=Layout.even(workers, workers),
+            step_seconds=0.1,
+            link=Link(bytes_per_second=4080 * 8 / luck.choice([0.05, 0.2, 0.5, 1.0, 3.0]), seconds=1e-5),
+            jitter=luck.choice([0.0, 0.1, 0.3]),
+            stragglers=luck.choice([{}, {1: 2.0}, {0: 1.3}]),
+        )
+        learners = SmallAndLarge(workers)
+        run(make_strategy(spec), cluster, learners, steps, seed=0)
+        mean = 1 + sum(learners.moved) / workers
+        torch.testing.assert_close(learners.replicas[0].flats[0], mean, rtol=0, atol=1e-9)
 
 
 NARROW = (",wire_dtype=bfloat16", ",wire_dtype=int8")

@@ -85,12 +85,11 @@ def distance(a: Tensor, b: Tensor) -> float:
 @pytest.mark.timeout(60)
 def test_torch_ddp_with_every_hook() -> None:
     specs = ["torch_ddp.py:train", "torch_ddp.py:train:hook=fp16", "torch_ddp.py:train:hook=bf16"]
-    specs += ["torch_ddp.py:train:hook=powersgd", "torch_ddp.py:train:hook=powersgd,rank=8"]
     first, second = run_workers(race, WORKERS, specs)
     for spec in specs:
         check_learnt(first[spec][0])
         assert torch.equal(first[spec][1], second[spec][1]), spec
-    plain, fp16, bf16 = (first[spec][1] for spec in specs[:3])
+    plain, fp16, bf16 = (first[spec][1] for spec in specs)
     assert 0 < distance(fp16, plain) < distance(bf16, plain) < 0.05, "16 bits round, and bfloat16 more than float16"
 
 

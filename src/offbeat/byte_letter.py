@@ -96,7 +96,7 @@ class Chunk(NamedTuple):
     sum: Wire
 
     def write(self, most: int) -> Tensor:
-        """Returns whether something is not finite; of that nothing is sent."""
+        """Returns whether something is not finite: what is sent then does not matter."""
         difference = in_blocks(self.x - self.reference)
         reach = torch.maximum(mean_size(difference, len(self.x)).mul_(REACH), largest(difference).mul_(OUTLIER))
         broken = reach.isfinite().logical_not_()

@@ -63,7 +63,7 @@ class Express:
         if self._verdict:  # sent before the latest ride, so it is there: nobody waits for it
             yield from self._obey()
         elif self._rides >= (FEW_RIDES if self._seldom or not self._asked else RIDES):
-            self._ask(comm)
+            self._ask(comm, training)
         self._rides += 1
         self._since = 0
         self.parcel.send(comm, self._lane, step, training=training)
@@ -82,10 +82,10 @@ class Express:
     def _forget(self) -> None:
         self._rides = self._arrivals = self._steps_late = self._parts = self._steps_apart = 0
 
-    def _ask(self, comm: Comm) -> None:
+    def _ask(self, comm: Comm, training: bool) -> None:
         """Whether this rank still trains, and if so how many steps late its rides were, and how many large parts it
         sent in a step. Each a number of its own, as control messages are."""
-        trains = self._arrivals > 0
+        trains = training and self._arrivals > 0
         late = self._steps_late / self._arrivals if trains else 0.0
         pace = self._parts / max(self._steps_apart, 1) if trains else 0.0
         self._verdict = [

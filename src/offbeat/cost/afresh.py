@@ -52,7 +52,7 @@ def visits_afresh(
     """In any order; all of them, or those that were begun until then (of `time.monotonic`).
 
     Where a process is killed, the system's memory being full, those that it has not visited get one each: the one that
-    is killed again has failed.
+    is killed there has failed.
     """
     source = iter(cases)
     alone: deque[Case] = deque()
@@ -66,7 +66,7 @@ def visits_afresh(
         looks = found[-1][-1] if found else looks
         numbers = {number for number, *_ in found}
         left = [case for number, case in enumerate(few) if number not in numbers]
-        if killed and len(few) == 1:
+        if killed and left and len(few) == 1:
             yield few[0], KILLED
         elif killed:
             alone += left

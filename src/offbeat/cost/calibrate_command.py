@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import BadInput, unknown
+from ..gather import gather_json
 from ..layout import Layout
 from ..report.table import counted, percent
 from .device_profile import PROFILES, DeviceProfile, load_profile
@@ -22,7 +23,7 @@ from .fit import Fitted
 from .kernel import SHORT
 from .learn import EACH, WAYS
 from .learned_profile import Calibration, Step, kernels_file, learned_profile
-from .measured_collectives import Collectives, collectives_of_launcher, measured_collectives
+from .measured_collectives import PATIENCE, Collectives, collectives_of_launcher, measured_collectives
 from .profile_at import device_name, setup_of
 from .timed_collectives import host_name
 from .trace import PLATFORMS, Platform
@@ -110,12 +111,11 @@ def _with_launcher(device: torch.device) -> tuple[Collectives, int]:
     """Under torchrun the ranks are those of the launcher; only the first goes on to the kernels."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         if dist.get_world_size() == 1:
             return Collectives(), 0
-        hosts: list[str] = [""] * dist.get_world_size()
-        dist.all_gather_object(hosts, host_name())
+        hosts = [place["host"] for place in gather_json({"host": host_name()}, dist.new_group(backend="gloo"))]
         return collectives_of_launcher(Layout.of_hosts(hosts), device), dist.get_rank()
     finally:
         dist.destroy_process_group()

@@ -69,11 +69,11 @@ def visit_models(
             if progress is not None:
                 progress(number, (subject, batch))
     finally:
-        failed = dict(profile.failed)
-        if not profile.steps:
-            profile.failed.clear()  # it may be mended: the next call tries them all again
         profile.save(path)
-    if failed and not profile.steps:
+    if profile.failed and not profile.steps:
+        failed = dict(profile.failed)
+        profile.failed.clear()  # it may be mended: the next call tries them all again
+        profile.save(path)
         raise OffbeatError(f"no step can be measured; {failures_sentence(failed)}")
     if len(profile.unlike) > MOST_UNLIKE * len(profile.steps):
         raise OffbeatError(

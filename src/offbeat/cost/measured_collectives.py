@@ -1,6 +1,7 @@
 """measured_collectives: how long real ones take, among local processes or under torchrun, fitted.
 
-Each kind has processes of its own, so that one that fails here takes no other along.
+Local processes are of one kind each, so that one that fails takes no other along. Under torchrun all kinds share the
+launcher's: there a failure ends the measurement, since the ranks would be at different places.
 """
 
 import json
@@ -65,11 +66,10 @@ def collectives_of_launcher(layout: Layout, device: torch.device, *, sizes: Sequ
         layouts = splits(layout.workers)
     else:
         layouts = [layout] if even and layout.nodes < layout.workers else []
-    return _fitted(
-        lambda: time_all_reduces(sizes, device),
-        lambda: time_two_levels(sizes, device, layouts),
-        lambda: time_swaps(sizes, device),
-        bool(layouts),
+    return Collectives(
+        fit(time_all_reduces(sizes, device)),
+        fit_two_level(time_two_levels(sizes, device, layouts)) if layouts else None,
+        fit(time_swaps(sizes, device), ["swap"]),
     )
 
 

@@ -124,19 +124,21 @@ def _groups(layout: Layout) -> Iterator[tuple[dist.ProcessGroup, dist.ProcessGro
 def _comm() -> Iterator[TorchComm]:
     """Of all ranks, with peers and nothing else."""
     rank, control = dist.get_rank(), dist.new_group(backend="gloo")
-    with listen() as listener:
-        here = {"host": host_name(), "address": [own_address(), listener.port], "key": secrets.token_hex(16)}
-        everyone = gather_json(here, control)
-        check_reachable([place["host"] for place in everyone], [place["address"][0] for place in everyone])
-        addresses = {other: (place["address"][0], place["address"][1]) for other, place in enumerate(everyone)}
-        key = bytes.fromhex(everyone[0]["key"])
-        peers = Peers(rank, addresses, listener, key=key, timeout_seconds=WAIT_SECONDS)
-        comm = TorchComm(rank, Layout.of_hosts([place["host"] for place in everyone]), peers=peers)
-        try:
-            yield comm
-        finally:
-            comm.close()
-    dist.destroy_process_group(control)
+    try:
+        with listen() as listener:
+            here = {"host": host_name(), "address": [own_address(), listener.port], "key": secrets.token_hex(16)}
+            everyone = gather_json(here, control)
+            check_reachable([place["host"] for place in everyone], [place["address"][0] for place in everyone])
+            addresses = {other: (place["address"][0], place["address"][1]) for other, place in enumerate(everyone)}
+            key = bytes.fromhex(everyone[0]["key"])
+            peers = Peers(rank, addresses, listener, key=key, timeout_seconds=WAIT_SECONDS)
+            comm = TorchComm(rank, Layout.of_hosts([place["host"] for place in everyone]), peers=peers)
+            try:
+                yield comm
+            finally:
+                comm.close()
+    finally:
+        dist.destroy_process_group(control)
 
 
 def host_name() -> str:

@@ -98,7 +98,9 @@ class Wires:
         if self.fitted is None:
             return DATASHEET_BAND
         two = self.two_level if self.all_reduce_by == HIERARCHICAL else None
-        error = self.fitted.error if two is None else two.error
+        error = (
+            self.fitted.error if two is None else max(self.fitted.error, two.error)
+        )  # by the layout, the one or both
         return 1 / (1 + 2 * error), 1 + 2 * error
 
     def _slowed(self, link: Link) -> Link:

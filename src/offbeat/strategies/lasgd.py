@@ -60,7 +60,9 @@ class LASGD(Strategy):
         None, "merge exactly so many steps after the snapshot, waiting if need be (none: as soon as it is there)",
         at_least=0,
     )  # fmt: skip
-    max_delay: int | None = option(None, "wait for an average that is so many steps late (none: never)", at_least=0)
+    max_delay: int | None = option(
+        None, "wait for an average that is so many steps late (none: never); never for small tensors", at_least=0
+    )
     wire_dtype: str | None = option(
         None, "dtype of what travels, also int8 (none: that of x)", one_of=(*WIRE_DTYPES, "int8")
     )
@@ -107,7 +109,7 @@ class LASGD(Strategy):
         self._held_back = False  # something, by the depth alone, at the latest boundary
         self._could_be_late: set[Parcel] = set()  # in the queue; a deeper one would have had them a step earlier
         self._plenty, self._patience = 0, FIRST_PATIENCE
-        self._steps, self._first_step_at = 0, 0.0
+        self._steps, self._first_step_at, self._stepped_at = 0, 0.0, 0.0
         self._step_seconds: Work[Tensor] | None = None  # the mean over all ranks, once it is asked for
         in_step = self.delay is not None or self.max_delay == 0 or comm.layout.workers == 1
         if self.fragments is not None or in_step:
@@ -124,8 +126,9 @@ class LASGD(Strategy):
 
     def after_step(self, step: int) -> Steps:
         self._steps += 1
+        self._stepped_at = self.comm.now()
         if self._steps == 1:
-            self._first_step_at = self.comm.now()
+            self._first_step_at = self._stepped_at
         if self.comm.layout.workers == 1:
             return
         yield from self._merge_and_send()
@@ -134,7 +137,8 @@ class LASGD(Strategy):
 
     def _merge_and_send(self) -> Steps:
         express = self._express
-        if express is not None and express.parcel.in_flight and (yield from self._is_due(express.parcel)):
+        # Nobody waits for it, whatever max_delay: between two lanes there is no order that ranks could wait in.
+        if express is not None and express.parcel.in_flight and (yield from self._is_back(express.parcel)):
             yield from express.receive(self._steps)
         self._deepen_if_dry()
         while self._queue and (yield from self._is_due(self._queue[0])):
@@ -169,24 +173,24 @@ class LASGD(Strategy):
     def _drain(self) -> Steps:
         """Merge what is in flight, and take part in the averages of those that still train."""
         express = self._express
+        all_rode = express is None  # for the last time: nobody trained any more when that ride was sent
         while self._queue:
             yield from self._merge_oldest()
         some_train = True
         while some_train:  # the others, in the order in which they send
             if not (self._chosen or self._to_open):
                 yield from self._cut_by(self._ask_for_step_seconds())
-            if express is not None and express.parcel.in_flight and express.parcel.done:
-                yield from express.receive(self._steps)
-            if express is not None and not express.parcel.in_flight:  # nor waits for it: others may send it later
+            if express is not None and not all_rode and express.parcel.in_flight and express.parcel.done:
+                all_rode = not (yield from self._ride(express))
+            if express is not None and not all_rode and not express.parcel.in_flight:  # others may send it later
                 yield from express.send(self.comm, self._steps, training=False)
             parcel = self._send(training=False)
             yield from parcel.receive()
             some_train = parcel.some_train
             parcel.merge()
             self._queue.clear()
-        some_train = express is not None
-        while some_train and express is not None:  # nobody; but they have not said so on that lane
-            some_train = yield from self._ride(express)
+        while express is not None and not all_rode:
+            all_rode = not (yield from self._ride(express))
         if express is not None:
             yield from express.settle()
 
@@ -203,6 +207,9 @@ class LASGD(Strategy):
             return late >= self.delay
         if self.max_delay is not None and late >= self.max_delay:
             return True
+        return (yield from self._is_back(parcel))
+
+    def _is_back(self, parcel: Parcel) -> Generator[Work[Any], Any, bool]:
         if self.gradients == "own":
             return parcel.done
         node = self.comm.layout.beside(self.comm.rank)  # its ranks stay equal only if all of them merge in this step
@@ -284,7 +291,7 @@ class LASGD(Strategy):
         """The mean over all ranks, who ask at the same place among their averages."""
         if self._step_seconds is None:
             timed = self._steps - 1
-            seconds = (self.comm.now() - self._first_step_at) / timed if timed > 0 else 0.0
+            seconds = (self._stepped_at - self._first_step_at) / timed if timed > 0 else 0.0
             own = torch.tensor(seconds, dtype=torch.float64)
             self._step_seconds = self.comm.average(own, self.comm.layout.ranks)
         return self._step_seconds
