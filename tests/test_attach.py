@@ -541,7 +541,8 @@ def test_optimizer_with_a_closure(strategy):
     results = run_workers(lbfgs, 2, strategy)
     assert_equal_on_all_ranks([state for state, _ in results], 1e-15)
     for _, losses in results:
-        assert min(losses[1:]) < losses[0]  # the last may be higher: its curvature knows nothing of corrections
+        # Of lasgd the last may be higher: what L-BFGS knows of the curvature does not know of corrections.
+        assert (min(losses[1:]) if strategy == "lasgd" else losses[-1]) < losses[0]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "lasgd:every=2,delay=1"])

@@ -33,10 +33,11 @@ def test_docstring_says_how_to_run_it(example: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith("offbeat")])
 def test_script(line: str) -> None:
-    accuracies = re.findall(r"accuracy ([\d.]+)%", run_command(line, ROOT))
-    assert len(accuracies) == 2
+    said = run_command(line, ROOT)
+    accuracies = re.findall(r"accuracy ([\d.]+)%", said)
+    assert len(accuracies) == 2, said
     assert len(set(accuracies)) == 1, "workers end with different models"
-    assert float(accuracies[0]) > 80  # 87 to 93 in 32 runs on busy cores: steps of half a millisecond hardly average
+    assert float(accuracies[0]) > 85
 
 
 @pytest.mark.timeout(120)

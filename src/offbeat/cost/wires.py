@@ -97,10 +97,9 @@ class Wires:
         """Of the time of an all-reduce, relative."""
         if self.fitted is None:
             return DATASHEET_BAND
-        two = self.two_level if self.all_reduce_by == HIERARCHICAL else None
-        error = (
-            self.fitted.error if two is None else max(self.fitted.error, two.error)
-        )  # by the layout, the one or both
+        error = self.fitted.error
+        if self.all_reduce_by == HIERARCHICAL and self.two_level is not None:
+            error = max(error, self.two_level.error)  # the layout says which of the two it is
         return 1 / (1 + 2 * error), 1 + 2 * error
 
     def _slowed(self, link: Link) -> Link:
