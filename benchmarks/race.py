@@ -54,7 +54,7 @@ GPU = (
     "--link 1gbit --target-accuracy 0.9"
 )
 AT_BEST_RATE = GPU.replace("--learning-rate 0.05", "--learning-rate 0.03")
-WITH_MOMENTUM = f"{NARROW},momentum=0.5"
+WITH_MOMENTUM, WITH_MORE = f"{NARROW},momentum=0.5", f"{NARROW},momentum=0.6"
 DILOCO_ON_GPU = "diloco:every=24,fragments=4,delay=6,wire_dtype=bfloat16"
 RACES = {
     "accuracy": f"{AT_THE_RATE} --repeats 3 --strategies lasgd,{FASTEST},{PAIRS},{POST_LOCAL}",
@@ -80,10 +80,10 @@ RACES = {
     f"gossip:topology=ring,gossip,a2cid2,a2cid2:topology=exponential,local_sgd:every=32,{DILOCO_ON_GPU}",
     "gpu-best": f"{GPU} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
     "gpu-best-again": f"{GPU} --steps 240 --snapshots 30 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",  # seed 0
-    "gpu-rate": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 4 --strategies {WITH_MOMENTUM},{DILOCO_ON_GPU}",
-    "gpu-rate-4": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 4 --repeats 4 --strategies {WITH_MOMENTUM},"
+    "gpu-rate": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 4 --strategies {WITH_MORE},{DILOCO_ON_GPU}",
+    "gpu-rate-4": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 4 --repeats 3 --strategies {WITH_MORE},"
     f"{DILOCO_ON_GPU}",
-    "gpu-rate-8": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 8 --repeats 4 --strategies {WITH_MOMENTUM},"
+    "gpu-rate-7": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --seed 7 --repeats 5 --strategies {WITH_MORE},"
     f"{DILOCO_ON_GPU}",
     "gpu-trail": f"{AT_BEST_RATE} --steps 240 --snapshots 30 --repeats 3 --strategies {WITH_MOMENTUM},{TRAIL},"
     f"{DILOCO_ON_GPU},{TRAIL}",

@@ -104,7 +104,7 @@ def blocks() -> dict[str, list[str]]:
     straggler = Race.read("straggler")
     epochs = read_races("epochs", "epochs-ddp")
     gpu = read_races("gpu", "gpu-best", "gpu-best-again", "gpu-parts", "gpu-ddp", "gpu-daso")
-    gpu_rate = read_races("gpu-rate", "gpu-rate-4", "gpu-rate-8", "gpu-trail")
+    gpu_rate = read_races("gpu-rate", "gpu-rate-4", "gpu-rate-7", "gpu-trail")
     ceilings = read_races("ceilings-100mbit", "ceilings-1gbit", "ceilings-1gbit-gpu", "ceilings-daso")
     found: dict[str, list[str]] = {}
     if accuracy:

@@ -705,15 +705,19 @@ def test_the_average_of_equal_weights_does_not_drift():
         assert all(abs(drift) < 2e-8 for drift in drifts)
 
 
-def raise_with_staging():
+def stage_all(comm):
     """As on a GPU, where what is in flight is waited for by threads."""
     from offbeat.staging import Staging
 
+    comm._stagings.update({ranks: Staging() for ranks in comm._groups})
+
+
+def raise_with_staging():
     rank = int(os.environ["RANK"])
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     with offbeat.attach(model, optimizer, "lasgd") as run:
-        run.comm._staging = Staging()
+        stage_all(run.comm)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         if rank == 0:
@@ -732,14 +736,12 @@ def test_threads_that_stage_keep_no_process_alive():
 
 
 def train_staged(staged):
-    from offbeat.staging import Staging
-
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with offbeat.attach(model, optimizer, "lasgd:delay=2") as run:
         if staged:
-            run.comm._staging = Staging()
+            stage_all(run.comm)
         for step in range(9):
             optimizer.zero_grad()
             model(torch.full((1, 3), float(run.rank + step))).sum().backward()

@@ -324,7 +324,11 @@ PLAN = "plan --model resnet8 --strategies ddp --nodes 1 --workers-per-node 2"
         ("--local-link 5", r"'5' is not a rate"),
         ("--latency -1", r"a latency of -1.0 s is not a time"),
         ("--batch 0", r"--batch 0 does not fit: it must be at least 1"),
-        ("--batch 10000000", r"needs .* GB and NVIDIA H100 SXM has 76 GB for it: the largest batch that fits is \d+"),
+        (
+            "--batch 10000000",
+            r"needs .* GB, .* GB of them to synchronise, and NVIDIA H100 SXM has 76 GB for it: the largest batch that "
+            r"fits is \d+",
+        ),
         ("--model gpt --device tiny.json --batch 4", r"not even one sample fits, so choose another device"),
         (
             "--device cpu1 --workers-per-node 1000 --batch 256",

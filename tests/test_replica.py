@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from offbeat.errors import BadInput, OffbeatError
-from offbeat.replica import ALIGNMENT, CHUNK, add_difference_, consensus_distance, flatten
+from offbeat.replica import ALIGNMENT, CHUNK, Replica, add_difference_, consensus_distance, flatten
 
 
 class Mixed(nn.Module):
@@ -180,3 +180,23 @@ def test_parameters_apart_from_buffers_keep_their_tensors() -> None:
     assert sorted(float(buffer[0]) for buffer in buffers) == [2.0, 3.0]
     buffers[0].fill_(7.0)
     assert any(bool((flat == 7.0).any()) for flat in replica.flats), "views"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 100])
+def test_fragments_cover_x_once_and_evenly(count: int) -> None:
+    flats = (torch.arange(1000.0), torch.arange(700.0).double())
+    fragments = Replica(flats).fragments(count)
+    assert len(fragments) == count
+    for dtype, flat in zip((torch.float32, torch.float64), flats, strict=True):
+        pieces = [piece for fragment in fragments for piece in fragment if piece.dtype == dtype]
+        assert torch.equal(torch.cat(pieces), flat)
+        assert all(piece.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for piece in pieces)
+    sizes = [sum(piece.nbytes for piece in fragment) for fragment in fragments]
+    assert max(sizes) - min(sizes) <= 2 * 16 * 8
+
+
+def test_padding_does_not_count_as_numbers() -> None:
+    replica = flatten(nn.Linear(2, 1))
+    assert replica.numbers == 3
+    with pytest.raises(BadInput, match="fragments=4 does not fit: x has 3 numbers, so use that or fewer"):
+        replica.fragments(4)

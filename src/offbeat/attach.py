@@ -111,13 +111,14 @@ class Attachment:
         self._computing_since = 0.0
         self._along = False  # with others that still have data
         self._trained: tuple[Tensor, ...] | None = None  # x, once a trail has taken its place
-        self._lead = Lead(replica.flats[0].device)
         self._gradients = (
             Gradients(model, connection.gradient_ranks, connection.gradient_group, self.comm, self._averages_gradients)
             if connection.gradient_group is not None
             else None
         )
         idle = self._gradients is None and type(strategy).after_step is Strategy.after_step and not strategy.trail
+        parameters = [x for slot, x in zip(replica.slots, replica.tensors, strict=True) if slot.is_parameter]
+        self._lead = Lead(replica.flats[0].device, () if idle else parameters)
         self._hook = optimizer.register_step_post_hook(self._idle_hook() if idle else self._after_step)
 
     @property
@@ -189,6 +190,7 @@ class Attachment:
     def detach(self) -> None:
         """Leave the model and the optimizer as ordinary ones."""
         self._hook.remove()
+        self._lead.close()
         if self._gradients is not None:
             self._gradients.close()
 

@@ -27,6 +27,7 @@ from .layout import Layout, Ranks
 from .peers import Peers, listen
 from .strategy import Strategy
 from .torch_comm import TorchComm
+from .two_hops import TwoHops, lanes_beside
 
 LOOPBACK = "127.0.0.1"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -84,6 +85,7 @@ class Connection:
     gradient_group: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None  # all ranks; None: this worker is alone
     averaging: dict[Ranks, dist.ProcessGroup] = field(default_factory=dict)  # the comm's
+    two_hops: dict[Ranks, TwoHops] = field(default_factory=dict)  # likewise
 
     def close(self, *, orderly: bool) -> None:
         """Orderly: after all ranks have agreed to end. Otherwise just let go, so that the others notice at once."""
@@ -95,6 +97,7 @@ class Connection:
         finally:
             self.gradient_group = self.control = None
             self.averaging.clear()
+            self.two_hops.clear()
             self.process_groups.destroy()
             self.comm.close()
 
@@ -156,6 +159,12 @@ def _connect(
     _check_same([place["same"] for place in everyone])
     layout = _checked(layout or Layout.of_hosts([place["host"] for place in everyone]), len(everyone))
     groups = {ranks: process_groups.make(ranks, "gloo") for ranks in strategy.groups(layout) if len(ranks) > 1}
+    everywhere_gpus = all(place["gpu"] is not None for place in everyone)
+    two_hops = {
+        ranks: TwoHops(groups[ranks], process_groups.make(ranks, "gloo"))
+        for ranks in lanes_beside(layout, groups)
+        if everywhere_gpus
+    }
     mine = strategy.gradient_ranks(layout, rank)
     gradient_groups = {
         ranks: process_groups.make(ranks, gradient_backend([everyone[rank]["gpu"] for rank in ranks]))
@@ -168,11 +177,11 @@ def _connect(
         addresses = {other: (place["address"][0], place["address"][1]) for other, place in enumerate(everyone)}
         key, seconds = bytes.fromhex(everyone[0]["key"]), min(PEER_SECONDS, process_groups.timeout_seconds)
         peers = Peers(rank, addresses, listener, key=key, timeout_seconds=seconds)
-    comm = TorchComm(rank, layout, seed=seed, groups=groups, peers=peers)
+    comm = TorchComm(rank, layout, seed=seed, groups=groups, two_hops=two_hops, peers=peers)
     on_failure.callback(comm.close)
     dist.barrier(control)
     comm.restart_clock()
-    return Connection(comm, process_groups, mine, gradient_groups.get(mine), control, groups)
+    return Connection(comm, process_groups, mine, gradient_groups.get(mine), control, groups, two_hops)
 
 
 def join_process_group(device: torch.device, timeout_seconds: float) -> None:

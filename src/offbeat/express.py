@@ -20,8 +20,8 @@ from .parcel import Parcel
 
 RIDES = 6  # after which it is asked anew how often they should come;
 FEW_RIDES = 2  # at first, and where they come seldom, after so many
-MOST_LATE = 3  # steps, in the mean: with 2 they help, with 3 there is nothing left to gain, with 5 they do harm
-LATE_NO_MORE = 2.5  # steps, at most, where they have come seldom: between the two all stays as it is
+MOST_LATE = 2.25  # steps, in the mean: with 2 they help, with 3 they do harm
+LATE_NO_MORE = 2.1  # steps, at most, where they have come seldom: between the two all stays as it is
 REST = 20  # steps between two corrections that are later than that: longer than momentum remembers
 
 

@@ -22,6 +22,11 @@ from .replica import Fragment
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 
+def wire_share(wire_dtype: str | None) -> float:
+    """What travels, of the bytes of an x in float32."""
+    return 1.0 if wire_dtype is None else getattr(torch, wire_dtype).itemsize / torch.float32.itemsize
+
+
 class Parcel:
     """Two buffers of the part's size beside x; where differences travel, the reference and two of the wire's; with
     momentum one more.

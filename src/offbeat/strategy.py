@@ -52,6 +52,11 @@ class Strategy:
         if self.trail:
             Trail(self.trail)  # refuses what is no share
 
+    @property
+    def copies(self) -> float:
+        """Buffers as large as x that a worker keeps beside it on its device, at most; not what backward fills."""
+        return float(self.trail > 0)
+
     def prepare(self, plan: Plan) -> None:
         """Before the start, where the length of the run is known."""
 

@@ -17,12 +17,14 @@ from .layout import Layout, Ranks
 from .peers import Peers, Swap
 from .staging import Staging, Wait
 from .trace import Trace
+from .two_hops import TwoHops, is_short
 
 T = TypeVar("T")
 
 
 class TorchComm:
-    """`groups` has a process group for each tuple of ranks that the strategy averages over."""
+    """`groups` has a process group for each tuple of ranks that the strategy averages over; `two_hops` the
+    lanes whose short messages need not go round a ring, where threads carry them."""
 
     def __init__(
         self,
@@ -31,11 +33,12 @@ class TorchComm:
         *,
         seed: int = 0,
         groups: Mapping[Ranks, dist.ProcessGroup] | None = None,
+        two_hops: Mapping[Ranks, TwoHops] | None = None,
         peers: Peers | None = None,
     ) -> None:
         self.rank, self.layout, self.seed = rank, layout, seed
         self.trace = Trace(rank)
-        self._groups, self._peers = groups or {}, peers
+        self._groups, self._two_hops, self._peers = groups or {}, two_hops or {}, peers
         self._origin = time.perf_counter()
         self._driver = Driver(self.now, self.trace)
         self._stagings: dict[
@@ -88,22 +91,26 @@ class TorchComm:
         group = self._group(ranks)
         collective = Collective(name, buffer, ranks, nbytes, divide_by, self)
         before = self._latest.get(ranks)
-
-        def begin(tensor: Tensor) -> dist.Work:
-            collective.found_idle = buffer.ndim > 0 and (before is None or before.off_the_wire)
-            work: dist.Work = (
-                dist.all_reduce(tensor, group=group, async_op=True)
-                if name == "average"
-                else dist.broadcast(tensor, source, group=group, async_op=True)
-            )
-            collective.on_the_wire(work)
-            return work
-
         if buffer.is_cuda and ranks not in self._stagings:
             self._stagings[ranks] = Staging()
         staging = self._stagings.get(ranks)
+        hops = self._two_hops.get(ranks) if name == "average" and staging is not None and is_short(buffer) else None
+
+        def begin(tensor: Tensor) -> tuple[dist.Work, Wait]:
+            collective.found_idle = buffer.ndim > 0 and (before is None or before.off_the_wire)
+            if hops is not None:
+                work, wait = hops.begin(tensor)
+            elif name == "average":
+                work = dist.all_reduce(tensor, group=group, async_op=True)
+                wait = work.wait
+            else:
+                work = dist.broadcast(tensor, source, group=group, async_op=True)
+                wait = work.wait
+            collective.on_the_wire(work)
+            return work, wait
+
         collective.under_way(
-            begin(buffer) if staging is None else staging.start(buffer, buffer, lambda tensor, _: begin(tensor).wait)
+            begin(buffer)[0] if staging is None else staging.start(buffer, buffer, lambda tensor, _: begin(tensor)[1])
         )
         if buffer.ndim > 0:
             self._latest[ranks] = collective

@@ -10,7 +10,7 @@ from ..train.tasks import load_task
 from .buckets import in_buckets
 from .device_profile import load_profile
 from .pace import fills_buckets
-from .plan import fitting_step
+from .plan import copies_of, fitting_step
 from .predict import predict
 from .subject import subject_of
 from .wires import Wires, wires_of
@@ -20,7 +20,8 @@ def predicted_step(job: Job, device: str) -> tuple[float, StepShape]:
     """Seconds that a worker computes, and when in them its gradients are there."""
     buckets = fills_buckets(job.strategy, job.layout)
     sharing = math.ceil(job.layout.workers / job.layout.nodes)
-    return _predicted(job.task, job.model, job.data, job.seed, job.batch, device, sharing, buckets)
+    copies = copies_of(job.strategy, job.layout)
+    return _predicted(job.task, job.model, job.data, job.seed, job.batch, device, sharing, buckets, copies)
 
 
 @lru_cache(maxsize=64)
@@ -39,9 +40,10 @@ def _predicted(
     device: str,
     workers_per_node: int,
     buckets: bool,
+    copies: float,
 ) -> tuple[float, StepShape]:
     profile, loaded = load_profile(device), load_task(task, data=data, model=model, seed=seed)
     subject = subject_of(loaded, name=model or loaded.name, platform=profile.platform)
-    step = fitting_step(subject, profile, subject.batch if batch is None else batch, workers_per_node)
+    step = fitting_step(subject, profile, subject.batch if batch is None else batch, workers_per_node, copies)
     time = predict(in_buckets(step) if buckets else step, profile).time
     return time.seconds, time.shape()

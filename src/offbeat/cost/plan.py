@@ -93,8 +93,10 @@ class Question:
 
     @property
     def step(self) -> TracedStep:
-        """At this batch, if it fits the memory."""
-        return fitting_step(self.subject, self.profile, self.batch, self.workers_per_node)
+        """At this batch, if it fits the memory, with what every strategy keeps there."""
+        layout = self.layout(self.workers)
+        copies = max((copies_of(make_strategy(spec), layout) for spec in self.strategies), default=0.0)
+        return fitting_step(self.subject, self.profile, self.batch, self.workers_per_node, copies)
 
     def machines(self, workers: int) -> Machines:
         """So many of them, stragglers among them."""
@@ -134,19 +136,30 @@ def plan(question: Question, progress: Progress | None = None) -> Answer:
     return Answer(question=question, prediction=prediction, rows=tuple(rows))
 
 
-def fitting_step(subject: Subject, profile: DeviceProfile, batch: int, workers_per_node: int) -> TracedStep:
-    """The step at this batch, if it fits the device's memory, which workers on the CPU of a node share."""
+def copies_of(strategy: Strategy, layout: Layout) -> float:
+    """Of the weights, beside them: what the strategy keeps, and the buckets of gradients that are averaged."""
+    return strategy.copies + float(len(strategy.gradient_ranks(layout, 0)) > 1)
+
+
+def fitting_step(
+    subject: Subject, profile: DeviceProfile, batch: int, workers_per_node: int, copies: float = 0.0
+) -> TracedStep:
+    """The step at this batch, if it fits the device's memory beside so many copies of the weights; workers on the CPU
+    of a node share theirs."""
     step = subject.at(batch)
     sharing = workers_per_node if profile.platform == "cpu" else 1
     room = int(profile.device.memory_bytes * USABLE_MEMORY) // sharing
-    if step.memory.peak > room:
-        guess = max(1, batch * max(0, room - step.memory.constant) // max(1, step.memory.peak - step.memory.constant))
-        most = largest_batch(lambda size: subject.at(size).memory.peak, room, first=guess, at_most=batch)
+    kept = int(copies * (step.memory.weights + step.memory.buffers))
+    if step.memory.peak + kept > room:
+        constant, peak = step.memory.constant + kept, step.memory.peak + kept
+        guess = max(1, batch * max(0, room - constant) // max(1, peak - constant))
+        most = largest_batch(lambda size: subject.at(size).memory.peak + kept, room, first=guess, at_most=batch)
         remedy = (
             f"the largest batch that fits is {most}" if most else "not even one sample fits, so choose another device"
         )
         raise BadInput(
-            f"{subject.name} at batch {batch} needs {step.memory.peak / 1e9:.3g} GB and {profile.device.name} has "
+            f"{subject.name} at batch {batch} needs {(step.memory.peak + kept) / 1e9:.3g} GB"
+            f"{f', {kept / 1e9:.3g} GB of them to synchronise,' if kept else ''} and {profile.device.name} has "
             f"{room / 1e9:.3g} GB for {'it' if sharing == 1 else f'each of {sharing} workers'}: {remedy}"
         )
     return step

@@ -41,6 +41,10 @@ class A2CiD2(Gossip):
     name: ClassVar[str] = "a2cid2"
     topology: str = option("ring", f"who may exchange with whom: {', '.join(TOPOLOGIES)}, or a file of edges")
 
+    @property
+    def copies(self) -> float:
+        return super().copies + 1
+
     def start(self, replica: Replica, comm: Comm) -> Steps:
         self._momentum = momentum(neighbours(self.topology, comm.layout.workers), self.rate)
         self._slowdown = 1.0

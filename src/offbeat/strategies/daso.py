@@ -27,7 +27,7 @@ from ..comm import Comm, Steps, Work
 from ..errors import BadInput
 from ..layout import Layout, Ranks
 from ..options import option
-from ..parcel import WIRE_DTYPES, Parcel
+from ..parcel import WIRE_DTYPES, Parcel, wire_share
 from ..replica import Replica
 from ..strategy import Plan, Strategy
 
@@ -109,6 +109,11 @@ class DASO(Strategy):
                 f"threshold={self.threshold} does not fit: threshold is a share of the loss, so it must be below 1, "
                 f"such as 0.05"
             )
+
+    @property
+    def copies(self) -> float:
+        share = wire_share(self.wire_dtype)
+        return super().copies + 2 * share + (share < 1)
 
     def prepare(self, plan: Plan) -> None:
         self._plan = plan

@@ -30,7 +30,7 @@ from ..comm import Comm, Steps, Work
 from ..errors import BadInput
 from ..layout import Ranks
 from ..options import option
-from ..parcel import WIRE_DTYPES
+from ..parcel import WIRE_DTYPES, wire_share
 from ..replica import Replica, add_difference_, in_chunks
 from ..strategy import Strategy, training_flag
 
@@ -72,6 +72,11 @@ class DiLoCo(Strategy):
                 f"merge_weight={self.merge_weight} has no meaning with delay=0, where workers adopt the result: "
                 f"leave it out, or give a delay"
             )
+
+    @property
+    def copies(self) -> float:
+        share = wire_share(self.wire_dtype)
+        return super().copies + 2 + (share if share < 1 else 0.0)
 
     def start(self, replica: Replica, comm: Comm) -> Steps:
         yield from super().start(replica, comm)

@@ -49,6 +49,10 @@ class Gossip(Strategy):
         super().__post_init__()
         check_topology(self.topology)
 
+    @property
+    def copies(self) -> float:
+        return super().copies + 2 + min(1.0, IN_FLIGHT_OF_GPU / (self.fragments or MOST_FRAGMENTS))
+
     def check(self, layout: Layout, plan: Plan | None) -> None:
         neighbours(self.topology, layout.workers)
 

@@ -32,7 +32,7 @@ from ..express import Express, express_lane
 from ..layout import Layout, Ranks
 from ..letter import narrows
 from ..options import option
-from ..parcel import WIRE_DTYPES, Parcel
+from ..parcel import WIRE_DTYPES, Parcel, wire_share
 from ..replica import Fragment, Replica
 from ..strategy import Plan, Strategy
 from ..wire_time import time_the_wire
@@ -42,7 +42,7 @@ PARTS_PER_STEP = 4  # that the wire should carry: then a part is hardly more tha
 OPENING_PARTS, OPENING_SECONDS = 16, 0.025  # before that is known: so many, each of which takes so long,
 OPENING_DEPTH = 4  # so many at a time
 MOST_OPENING_PARTS = 1 << 16  # in which x is cut for that
-SMALL_OF_X, SMALL_OF_WIRE = 1 / 32, 0.2  # the shares of small tensors, at most
+SMALL_OF_X, SMALL_OF_WIRE = 1 / 100, 0.2  # the shares of small tensors, at most
 FEWEST_LARGE = 5  # parts; where x travels in fewer, small tensors are as new as they can be
 FIRST_PATIENCE, MOST_PATIENCE = 4, 1024  # steps with plenty in the queue before it is made shallower
 
@@ -71,6 +71,8 @@ class LASGD(Strategy):
     parts: int = field(default=0, init=False)
     merges: int = field(default=0, init=False)
     steps_late: int = field(default=0, init=False)
+    small_merges: int = field(default=0, init=False)  # of the small tensors, which count apart
+    small_steps_late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +80,11 @@ class LASGD(Strategy):
             raise BadInput(f"delay={self.delay} and max_delay={self.max_delay} contradict each other: give one of them")
         if self.momentum >= 1:
             raise BadInput(f"momentum={self.momentum} does not fit: from 1 on nothing is ever forgotten, so use less")
+
+    @property
+    def copies(self) -> float:
+        share, has_momentum = wire_share(self.wire_dtype), self.momentum > 0
+        return super().copies + 2 * share + (share < 1 or has_momentum) + has_momentum
 
     def check(self, layout: Layout, plan: Plan | None) -> None:
         if self.wire_dtype == "int8" and layout.workers > MOST_RANKS:
@@ -139,6 +146,8 @@ class LASGD(Strategy):
         express = self._express
         # Nobody waits for it, whatever max_delay: between two lanes there is no order that ranks could wait in.
         if express is not None and express.parcel.in_flight and (yield from self._is_back(express.parcel)):
+            self.small_merges += 1
+            self.small_steps_late += self._steps - express.parcel.sent_at
             yield from express.receive(self._steps)
         self._deepen_if_dry()
         while self._queue and (yield from self._is_due(self._queue[0])):
@@ -164,10 +173,12 @@ class LASGD(Strategy):
         yield from super().finish()
 
     def report(self) -> dict[str, float]:
+        small = {"small_averages": self.small_merges, "small_delay": self.small_steps_late / max(self.small_merges, 1)}
         return {
             "averages": self.merges // max(self.parts, 1),
             "delay": self.steps_late / max(self.merges, 1),
             "fragments": self.parts,
+            **(small if self.small_merges else {}),
         }
 
     def _drain(self) -> Steps:
@@ -307,7 +318,7 @@ class LASGD(Strategy):
         self._next = int(opened * len(self._large)) % len(self._large)
         self._chosen = True
         self._depth, self._deepened_at, self._patience = 2, self._steps, FIRST_PATIENCE
-        self.merges = self.steps_late = self._plenty = 0
+        self.merges = self.steps_late = self._plenty = self.small_merges = self.small_steps_late = 0
 
     def _divide(self, *, express: bool) -> None:
         """Into what takes turns, and what does not."""
@@ -321,7 +332,7 @@ class LASGD(Strategy):
             if small:
                 # Blocks of bytes do not suit small tensors.
                 dtype = "bfloat16" if self.wire_dtype == "int8" else self.wire_dtype
-                parcel = Parcel(small, dtype, shared, self.momentum)
+                parcel = Parcel(small, dtype, shared)  # momentum drives apart what comes in every few steps
                 self._express = Express(parcel, express_lane(self.comm.layout))
 
     def _cut(self, fragments: int, *, most: int | None = None, per_step: float = 0.0) -> None:

@@ -45,6 +45,10 @@ class SGP(Strategy):
                 f"once (0)"
             )
 
+    @property
+    def copies(self) -> float:
+        return super().copies + 2
+
     def start(self, replica: Replica, comm: Comm) -> Steps:
         yield from super().start(replica, comm)
         self._shares = [Share(flat) for flat in replica.flats]
