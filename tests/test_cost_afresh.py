@@ -3,11 +3,15 @@
 import os
 import pickle
 import signal
+import struct
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from multiprocessing import Pipe
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -78,8 +82,8 @@ def test_what_a_gauge_has_seen_goes_on_in_the_next_process(monkeypatch: pytest.M
     monkeypatch.setattr(afresh, "VISITS", 1)
     seen, all_of = [], afresh._all_of
 
-    def told(task: Any, context: Any) -> Any:
-        found, failure = all_of(task, context)
+    def told(task: Any, *others: Any) -> Any:
+        found, failure = all_of(task, *others)
         seen.append(found[-1][-1])
         return found, failure
 
@@ -88,6 +92,53 @@ def test_what_a_gauge_has_seen_goes_on_in_the_next_process(monkeypatch: pytest.M
     first, second = seen
     assert second[: len(first)] == first
     assert len(second) > len(first)
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_the_next_few_are_drawn_meanwhile_where_there_is_a_core_to_spare(
+    spare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(afresh, "VISITS", 1)
+    monkeypatch.setattr(afresh, "has_spare_core", lambda _threads: spare)
+    story: list[str] = []
+
+    def cases() -> Iterator[tuple[Subject, int]]:
+        for batch in (2, 3):
+            story.append(f"drawn {batch}")
+            yield plain(), batch
+        story.append("no more")
+        raise ValueError("the source has run dry")
+
+    def all_of_them() -> None:
+        for (_subject, batch), _visit in AT_ONCE(cases()):
+            story.append(f"visited {batch}")
+
+    with pytest.raises(ValueError, match="run dry"):
+        all_of_them()
+    assert story == (
+        ["drawn 2", "drawn 3", "visited 2", "no more", "visited 3"]
+        if spare
+        else ["drawn 2", "visited 2", "drawn 3", "visited 3", "no more"]
+    )
+
+
+def test_there_is_a_core_to_spare_where_not_all_compute() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert not afresh.has_spare_core(cores)
+    assert afresh.has_spare_core(cores - 1)
+
+
+def test_a_kill_in_the_middle_of_a_message_is_told_and_so_is_what_cannot_be_read() -> None:
+    """Whatever comes, something is told: who waits for it has no other way to know."""
+    for sent, told in ((struct.pack("!i", 100) + b"half of it", KILLED), (struct.pack("!i", 3) + b"not", None)):
+        ours, theirs = Pipe(duplex=False)
+        os.write(theirs.fileno(), sent)
+        theirs.close()
+        received: SimpleQueue[Any] = SimpleQueue()
+        afresh._take(ours, received)
+        found = received.get(timeout=5.0)
+        assert found is told if told is not None else isinstance(found, Exception)
+        ours.close()
 
 
 def test_a_step_that_fails_takes_no_other_along(tmp_path: Path) -> None:

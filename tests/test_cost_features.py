@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.cost import Kernel, trace
-from offbeat.cost.features import LARGEST_BULK, NAMES, class_of, features
+from offbeat.cost.features import LARGEST_BULK, NAMES, class_of, classes_of, features
 from offbeat.train.models import GPT
 
 BULK = NAMES.index("bulk")
@@ -71,10 +71,32 @@ def test_features_know_the_channels_and_places_of_norms_and_sums() -> None:
 def test_depthwise_convolutions_are_a_class_of_their_own() -> None:
     chain = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 6, 1, groups=2))
     forward = [kernel for kernel in convolutions_of(chain, 3) if not kernel.part]
-    assert list(map(class_of, forward)) == ["convolution", "convolution/depthwise", "convolution"]
-    own = {kernel.part for kernel in convolutions_of(chain, 3) if class_of(kernel) == "convolution/depthwise"}
+    assert [class_of(kernel).removeprefix("convolution/forward") for kernel in forward] == ["", "/depthwise", ""]
+    own = {kernel.part for kernel in convolutions_of(chain, 3) if class_of(kernel).endswith("/depthwise")}
     assert {"", "weight", "input"} <= own
-    assert class_of(convolutions_of(nn.Conv2d(1, 4, 3), 1)[0]) == "convolution"
+    assert class_of(convolutions_of(nn.Conv2d(1, 4, 3), 1)[0]) == "convolution/forward"
+
+
+def test_products_are_told_apart_by_the_factor_that_is_turned() -> None:
+    model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 6, bias=False))
+    step = trace(
+        lambda: model, torch.zeros(3, 4), None, loss=lambda out, _: out.square().sum(), optimizer=partial(SGD, lr=0.1)
+    )
+    forward, weight, inputs = ((f"matmul/{turned}", "matmul") for turned in ("nt", "tn", "nn"))
+    found = [classes_of(op.kernel) for op in step.ops if op.kind == "matmul"]
+    assert found[:2] == [forward, forward]
+    assert sorted(found[2:]) == sorted([weight, inputs, weight]), "nobody wants the gradient of what goes in"
+
+
+def test_the_parts_of_convolutions_are_classes_and_have_wider_ones_to_stand_in() -> None:
+    chain = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=4, bias=False))
+    found = {classes_of(kernel) for kernel in convolutions_of(chain, 4)}
+    assert found == {
+        *((f"convolution/{part}", "convolution") for part in ("forward", "weight", "bias")),
+        ("convolution/forward/depthwise", "convolution/forward", "convolution/depthwise", "convolution"),
+        ("convolution/input/depthwise", "convolution/input", "convolution/depthwise", "convolution"),
+        ("convolution/weight/depthwise", "convolution/weight", "convolution/depthwise", "convolution"),
+    }
 
 
 def test_gradients_of_norms_have_the_rows_of_the_norm() -> None:

@@ -100,11 +100,19 @@ def test_few_of_a_class_are_learned_with_their_kind() -> None:
     """And a profile that knows only the kind takes that."""
     plain = [kernel for width in range(4, 16) for kernel in convolutions_of(nn.Conv2d(width, width, 3), width)]
     own = [kernel for width in (4, 5) for kernel in convolutions_of(nn.Conv2d(width, width, 3, groups=width), width)]
-    assert len({kernel for kernel in own if class_of(kernel) != "convolution"}) < FEWEST
-    model = learn_kernels({kernel: imagined(kernel) for kernel in plain + own}, DEVICE, {})
-    assert set(model.classes) == {"convolution"}
-    assert model.classes["convolution"].measured == len({*plain, *own})
-    assert None not in model.corrections(own)
+    forward = {kernel for kernel in plain if not kernel.part}
+    few = {kernel for kernel in plain if kernel.part == "weight"}
+    own_forward = {kernel for kernel in own if not kernel.part and class_of(kernel).endswith("/depthwise")}
+    assert 0 < len(own_forward) < FEWEST <= len(forward)
+    some = [*forward, *own_forward, *list(few)[: FEWEST - 1]]
+    model = learn_kernels({kernel: imagined(kernel) for kernel in some}, DEVICE, {})
+    assert set(model.classes) == {"convolution/forward", "convolution"}
+    assert model.classes["convolution/forward"].measured == len(forward | own_forward)
+    assert model.classes["convolution"].measured == len(some), "too few by themselves, so with all of their kind"
+    assert None not in model.corrections([*own_forward, *few])
+    whole = learn_kernels({kernel: imagined(kernel) for kernel in [*list(forward)[:5], *list(few)[:5]]}, DEVICE, {})
+    assert set(whole.classes) == {"convolution"}
+    assert None not in whole.corrections([*forward, *few])
 
 
 def test_a_class_of_many_is_learned_from_some_of_them() -> None:
@@ -216,7 +224,7 @@ def test_float64_is_estimated_by_roofline_where_only_float32_was_measured() -> N
 
 def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
     without = KernelModel(
-        {kind: each for kind, each in learned().classes.items() if kind != "matmul"}, learned().held_out
+        {name: each for name, each in learned().classes.items() if not name.startswith("matmul")}, learned().held_out
     )
     profile = profile_with(without)
     prediction = predict(perceptron(300), profile)
@@ -235,14 +243,18 @@ def test_classes_that_were_not_measured_are_named_with_their_share() -> None:
 
 def test_operators_that_were_not_measured_are_named_with_their_share() -> None:
     model = learned()
-    name, own = next((name, each) for name, each in model.classes.items() if name == "matmul")
-    renamed = replace(own, operators=tuple(f"not {operator}" for operator in own.operators))
-    others = KernelModel({**model.classes, name: renamed}, model.held_out)
+    products = {name: each for name, each in model.classes.items() if name.startswith("matmul")}
+    operators = {operator for each in products.values() for operator in each.operators}
+    renamed = {
+        name: replace(each, operators=tuple(f"not {operator}" for operator in each.operators))
+        for name, each in products.items()
+    }
+    others = KernelModel({**model.classes, **renamed}, model.held_out)
     usual, unsure = (predict(perceptron(300), profile_with(each)) for each in (model, others))
     assert set(usual.likened) == {"ones_like"}, "the gradient of a mean, which nothing drawn has"
     more = set(unsure.likened) - {"ones_like"}
     assert more
-    assert more <= set(own.operators)
+    assert more <= operators
     assert not unsure.estimated, "they are taken for others of their class"
     assert unsure.band[0] < usual.band[0] < usual.band[1] < unsure.band[1]
     question = Question(

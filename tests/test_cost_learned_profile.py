@@ -72,8 +72,10 @@ def test_no_kernel_is_learned_from_that_a_held_out_model_has_at_any_batch_or_pre
 
 def test_precisions_have_random_cases_of_their_own(tmp_path: Path) -> None:
     how = Calibration(platform="cpu", device=torch.device("cpu"), path=tmp_path / "p.json", minutes=1, bf16=True)
-    cases = [*itertools.islice(how.random_cases(), 8)]  # models and layers in float32 and bfloat16, in turns
-    assert [subject.autocast for subject, _ in cases] == [None, torch.bfloat16] * 4
+    cases = [*itertools.islice(how.random_cases(), 12)]  # of models and layers, in float32 and bfloat16
+    assert [subject.autocast for subject, _ in cases] == [None, torch.bfloat16] * 6
+    kinds = [subject.name.split()[1] for subject, _ in cases]
+    assert kinds == [*["model"] * 4, *["layers"] * 2] * 2, "a CPU makes two small ones for each of many layers"
     assert len({subject.name for subject, _ in cases}) == len(cases)
 
 

@@ -5,22 +5,26 @@ it reads and writes lies scattered over the memory by then. Who trains a model h
 
     cases  ->  a few, pickled  ->  new process: gauge, steps, turns  ->  Visits  ->  the next few
 
-Nothing else is done while a process of visits is at work: two cores share caches and memory.
+Where there is a core to spare the next few are drawn and traced meanwhile: that is Python, and keeps to its own caches.
+What is done with visits waits until a process is through: cores share memory.
 """
 
 import math
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -54,13 +58,13 @@ def visits_afresh(
     Where a process is killed, the system's memory being full, those that it has not visited get one each: the one that
     is killed there has failed.
     """
-    source = iter(cases)
     alone: deque[Case] = deque()
     looks: Sequence[float] = ()
-    context = _context()
-    while few := [alone.popleft()] if alone else list(islice(source, VISITS)):
+    context, drawn = _context(), _Drawn(iter(cases))
+    while few := [alone.popleft()] if alone else drawn.few():
         task = _Task(few, references, looks, turns, patience_seconds, until, torch.get_num_threads())
-        found, killed = _all_of(task, context)  # before anything is done with them, which would disturb the others
+        meanwhile = drawn.draw if has_spare_core(task.threads) else None
+        found, killed = _all_of(task, context, meanwhile)  # before what the caller does, which would disturb them
         for number, visit, _looks in found:
             yield few[number], visit
         looks = found[-1][-1] if found else looks
@@ -72,6 +76,34 @@ def visits_afresh(
             alone += left
         if (left and not killed) or (alone and time.monotonic() >= until):
             break
+
+
+class _Drawn:
+    """Cases, a few at a time; the next few may be drawn before they are wanted."""
+
+    def __init__(self, source: Iterator[Case]) -> None:
+        self._source = source
+        self._next: list[Case] | None = None
+        self._error: Exception | None = None
+
+    def draw(self) -> None:
+        if self._next is None:
+            try:
+                self._next = list(islice(self._source, VISITS))
+            except Exception as error:  # told when it is their turn
+                self._error, self._next = error, []
+
+    def few(self) -> list[Case]:
+        self.draw()
+        few, self._next = self._next or [], None
+        if self._error is not None:
+            raise self._error
+        return few
+
+
+def has_spare_core(threads: int) -> bool:
+    """Beside those that compute."""
+    return threads < (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -87,34 +119,52 @@ class _Task:
     threads: int
 
 
-def _all_of(task: _Task, context: Any) -> tuple[list[Found], bool]:
+def _all_of(task: _Task, context: Any, meanwhile: Callable[[], None] | None) -> tuple[list[Found], bool]:
     """What was found, and whether the process was killed then."""
     found: list[Found] = []
-    with _process(context, task) as results:
-        try:
-            while (each := results.recv()) is not None:
-                if isinstance(each, Exception):
-                    raise OffbeatError(f"no step can be measured: {each}") from each
-                found.append(each)
-        except EOFError:
-            return found, True
+    with _process(context, task) as received:
+        if meanwhile is not None:
+            meanwhile()
+        while (each := received.get()) is not None:
+            if isinstance(each, Exception):
+                raise OffbeatError(f"no step can be measured: {each}") from each
+            if each is KILLED:
+                return found, True
+            found.append(each)
     return found, False
 
 
 @contextmanager
-def _process(context: Any, task: _Task) -> Iterator[Connection]:
-    """What it sends; it is gone afterwards."""
+def _process(context: Any, task: _Task) -> Iterator[SimpleQueue[Any]]:
+    """What it sends, None when it is through, `KILLED` if it never is; it is gone afterwards. A thread takes what
+    comes, or the process would wait until somebody has time for it."""
     results, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_visit_all, args=(pickle.dumps(task), theirs), daemon=True)
+    received: SimpleQueue[Any] = SimpleQueue()
+    reader = threading.Thread(target=_take, args=(results, received), name="offbeat visits", daemon=True)
     try:
         process.start()
         theirs.close()
-        yield results
+        reader.start()
+        yield received
     finally:
-        results.close()
         if process.pid is not None:
             process.kill()
             process.join()
+        if reader.ident is not None:
+            reader.join()
+        results.close()
+
+
+def _take(results: Connection, received: SimpleQueue[Any]) -> None:
+    try:
+        while (each := results.recv()) is not None:
+            received.put(each)
+        received.put(None)
+    except (EOFError, OSError):  # its end; in the middle of a message it is the second
+        received.put(KILLED)
+    except Exception as error:
+        received.put(error)
 
 
 def _context() -> Any:

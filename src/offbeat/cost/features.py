@@ -57,8 +57,24 @@ def table(kernels: Sequence[Kernel], operators: Sequence[str]) -> np.ndarray:
 
 
 def class_of(kernel: Kernel) -> str:
-    """What is learned together: a kind of kernels. Convolutions of each channel by itself have kernels of their own."""
-    return f"{kernel.kind}/depthwise" if kernel.kind == "convolution" and is_depthwise(kernel) else kernel.kind
+    """What is learned together."""
+    return classes_of(kernel)[0]
+
+
+def classes_of(kernel: Kernel) -> tuple[str, ...]:
+    """Its own, and those that stand in for it where that was not measured: a kind of kernels. Products of matrices
+    differ by the factor that does not lie row after row (t: the first or the second), and so do the weights' gradient,
+    forward and the input's gradient. The parts of convolutions are classes, and so are those of each channel by itself,
+    for which libraries have other kernels."""
+    if kernel.kind == "matmul":
+        _made, *both = factors(kernel)
+        return f"{kernel.kind}/{''.join('n' if each.strides is None else 't' for each in both)}", kernel.kind
+    if kernel.kind != "convolution":
+        return (kernel.kind,)
+    part = f"{kernel.kind}/{kernel.part or 'forward'}"
+    if is_depthwise(kernel):
+        return f"{part}/depthwise", part, f"{kernel.kind}/depthwise", kernel.kind
+    return part, kernel.kind
 
 
 def operator_of(kernel: Kernel) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import residual
-from .features import NAMES, class_of, operator_of, table
+from .features import NAMES, classes_of, operator_of, table
 from .kernel import Kernel
 from .residual import Residual
 
@@ -50,18 +50,21 @@ class KernelModel:
         found: list[float | None] = [None] * len(kernels)
         places: dict[str, list[int]] = defaultdict(list)
         for place, kernel in enumerate(kernels):
-            own_class = class_of(kernel)
-            places[own_class if own_class in self.classes else kernel.kind].append(place)
-        for kind, own in places.items():
-            if kind in self.classes:
-                for place, g in zip(own, self.classes[kind].corrections([kernels[i] for i in own]), strict=True):
-                    found[place] = float(g)
+            if (name := self._class_of(kernel)) is not None:
+                places[name].append(place)
+        for name, own in places.items():
+            for place, g in zip(own, self.classes[name].corrections([kernels[i] for i in own]), strict=True):
+                found[place] = float(g)
         return found
+
+    def _class_of(self, kernel: Kernel) -> str | None:
+        """The first that was measured."""
+        return next((name for name in classes_of(kernel) if name in self.classes), None)
 
     def has_measured(self, kernel: Kernel) -> bool:
         """Whether its operator was among those of its class; else it is taken for one of them."""
-        found = self.classes.get(class_of(kernel)) or self.classes.get(kernel.kind)
-        return found is not None and operator_of(kernel) in found.operators
+        name = self._class_of(kernel)
+        return name is not None and operator_of(kernel) in self.classes[name].operators
 
     @property
     def band(self) -> tuple[float, float]:

@@ -153,8 +153,11 @@ def _learn_classes(way: Way, timings: Timings, device: Device, seed: int) -> Ker
     for kernel in timings:
         if _roof(kernel, device) > 0:
             by_class[class_of(kernel)].append(kernel)
-    for name in [name for name, kernels in by_class.items() if len(kernels) < FEWEST and "/" in name]:
-        by_class[name.partition("/")[0]] += by_class.pop(name)  # better in their kind than in none
+    for depth in (2, 1):
+        for name in [name for name in by_class if name.count("/") == depth and len(by_class[name]) < FEWEST]:
+            by_class[name.rpartition("/")[0]] += by_class.pop(name)  # better in a wider class than in none
+    for kind in [kind for kind, kernels in by_class.items() if "/" not in kind and len(kernels) < FEWEST]:
+        by_class[kind] += [kernel for name in by_class if name.startswith(f"{kind}/") for kernel in by_class[name]]
     classes = {
         name: _learn_class(way, {kernel: timings[kernel] for kernel in _some(kernels)}, device, seed)
         for name, kernels in by_class.items()

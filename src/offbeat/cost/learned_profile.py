@@ -36,6 +36,7 @@ from .zoo import JUDGED_AT, held_out, learned_from, references
 
 Batches = tuple[int, ...]
 
+MODELS_IN_A_TURN = {"cpu": 2, "cuda": 1}  # small ones, of which a CPU makes three while it makes one of many layers
 LEARN_SECONDS = 50.0  # of the time, for each precision; what is left is for measuring
 BATCHES: Mapping[Platform, Batches] = {
     "cpu": (2, 16),
@@ -79,12 +80,16 @@ class Calibration:
     def random_cases(self) -> Iterator[Case]:
         """Others in each precision: what computes in float32 in both has twice as many sizes to be learned from."""
         most, precisions = self.most_bytes, self.precisions
-        sources = [
-            drawn(seed=len(precisions) * self.seed + place, platform=self.platform, autocast=own, most_bytes=most)
+        models, layers = (
+            [
+                drawn(seed=len(precisions) * self.seed + place, platform=self.platform, autocast=own, most_bytes=most)
+                for place, own in enumerate(precisions)
+            ]
             for drawn in (random_models, random_layers)
-            for place, own in enumerate(precisions)
-        ]
-        return itertools.chain.from_iterable(zip(*sources, strict=True))
+        )
+        while True:
+            for source in (*models * MODELS_IN_A_TURN[self.platform], *layers):
+                yield next(source)
 
 
 def learned_profile(how: Calibration, found: Collectives | None, step: Step) -> DeviceProfile:
