@@ -22,7 +22,7 @@ from offbeat.layout import Ranks
 from offbeat.peers import Closed, Peers, Pending, cores, listen, shared
 from offbeat.peers.greeting import Listener, local_name
 from offbeat.peers.pairing import Matching
-from offbeat.peers.ring import RING_NBYTES, SLOT_NBYTES, SLOTS, Filler
+from offbeat.peers.ring import RING_NBYTES, SLOT_NBYTES, Filler
 from offbeat.peers.shared import SHARED_NBYTES_AT_LEAST
 from offbeat.peers.wire import DTYPES, FRAME_NBYTES, GREETING_NBYTES, Frame, Kind, Reply, greet, pack, unpack
 
