@@ -18,9 +18,9 @@ def drawn_kernels(models: int, seed: int = 0) -> list[Kernel]:
     return list(dict.fromkeys(replace(kernel, near=(0, 0), warm=0, bulk=0) for kernel in kernels))
 
 
-def convolutions_of(model: nn.Module, channels: int) -> list[Kernel]:
+def convolutions_of(model: nn.Module, channels: int, dtype: torch.dtype = torch.float32) -> list[Kernel]:
     step = trace(
-        lambda: model, torch.zeros(2, channels, 8, 8), None, loss=lambda out, _: out.sum(),
+        lambda: model, torch.zeros(2, channels, 8, 8, dtype=dtype), None, loss=lambda out, _: out.sum(),
         optimizer=partial(SGD, lr=0.1),
     )  # fmt: skip
     return [op.kernel for op in step.ops if op.kind == "convolution"]

@@ -79,16 +79,17 @@ class DeviceProfile:
     def from_dict(cls, read: Mapping[str, Any]) -> "DeviceProfile":
         device = dict(read["device"])
         device["flops_per_second"] = {_DTYPES[short]: rate for short, rate in device["flops_per_second"].items()}
+        known = Device(**device)
         low, high = read["band"]
         if read["platform"] not in PLATFORMS or read["label"] not in ("roofline", "calibrated") or not 0 < low <= high:
             raise ValueError("platform, label or band do not fit")
         return cls(
-            device=Device(**device),
+            device=known,
             platform=read["platform"],
             label=read["label"],
             band=(low, high),
             local=Link(**read["local"]),
-            kernels=None if read.get("kernels") is None else KernelModel.from_dict(read["kernels"]),
+            kernels=None if read.get("kernels") is None else KernelModel.from_dict(read["kernels"], known),
             host=None if read.get("host") is None else Host.from_dict(read["host"]),
             all_reduce=None if read.get("all_reduce") is None else Fitted.from_dict(read["all_reduce"]),
             hierarchical=None if read.get("hierarchical") is None else TwoLevel.from_dict(read["hierarchical"]),

@@ -1,8 +1,8 @@
-"""KernelModel: what a calibration learned of a device: of each class of kernels how far it is from the roofline."""
+"""KernelModel: what a calibration learned of a device: the laws of its operators, and how far kernels are from them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,9 @@ import numpy as np
 from . import residual
 from .features import NAMES, classes_of, operator_of, table
 from .kernel import Kernel
+from .laws import Law, beyond_roofline
 from .residual import Residual
+from .roofline import Device
 
 LEAST_ERROR, SHORTEST = 0.03, 1e-3  # nobody measures better than that, or predicts a shorter share of a step
 
@@ -21,12 +23,12 @@ class ClassModel:
 
     operators: tuple[str, ...]
     lowest: np.ndarray  # of each feature, where it was measured:
-    highest: np.ndarray  # what lies outside is taken as far as this, and the roofline does the rest
+    highest: np.ndarray  # what lies outside is taken as far as this, and the law does the rest
     residual: Residual
     error: float  # mean absolute log error of kernels that it did not learn from, weighted by time
     measured: int  # kernels
 
-    def corrections(self, kernels: Sequence[Kernel]) -> np.ndarray:
+    def beyond_laws(self, kernels: Sequence[Kernel]) -> np.ndarray:
         return self.residual(np.clip(table(kernels, self.operators), self.lowest, self.highest))
 
     def as_dict(self) -> dict[str, Any]:
@@ -44,6 +46,8 @@ class ClassModel:
 class KernelModel:
     classes: Mapping[str, ClassModel]
     held_out: Mapping[str, Any]  # how well it does on models that it did not learn from
+    laws: Mapping[str, Law] = field(default_factory=dict)  # by name; where there is none, the roofline is the law
+    device: Device | None = None  # whose kernels were measured: a roofline of others is not what they were beyond
 
     def corrections(self, kernels: Sequence[Kernel]) -> list[float | None]:
         """g of each kernel; None where its class was not measured."""
@@ -53,8 +57,12 @@ class KernelModel:
             if (name := self._class_of(kernel)) is not None:
                 places[name].append(place)
         for name, own in places.items():
-            for place, g in zip(own, self.classes[name].corrections([kernels[i] for i in own]), strict=True):
-                found[place] = float(g)
+            some = [kernels[place] for place in own]
+            g = self.classes[name].beyond_laws(some)
+            if self.device is not None:
+                g = g + beyond_roofline(some, self.laws, self.device)
+            for place, each in zip(own, g, strict=True):
+                found[place] = float(each)
         return found
 
     def _class_of(self, kernel: Kernel) -> str | None:
@@ -76,10 +84,12 @@ class KernelModel:
 
     def as_dict(self) -> dict[str, Any]:
         classes = {kind: each.as_dict() for kind, each in self.classes.items()}
-        return {"features": list(NAMES), "classes": classes, "held_out": dict(self.held_out)}
+        laws = {name: list(law) for name, law in self.laws.items()}
+        return {"features": list(NAMES), "laws": laws, "classes": classes, "held_out": dict(self.held_out)}
 
     @classmethod
-    def from_dict(cls, read: Mapping[str, Any]) -> "KernelModel":
+    def from_dict(cls, read: Mapping[str, Any], device: Device) -> "KernelModel":
+        """What was learned of this device."""
         if tuple(read["features"]) != NAMES:
             raise ValueError("its features are those of another version")
         classes = {
@@ -93,6 +103,7 @@ class KernelModel:
             )
             for kind, each in read["classes"].items()
         }
-        model = cls(classes, read["held_out"])
+        laws = {name: (launch, compute, memory) for name, (launch, compute, memory) in read.get("laws", {}).items()}
+        model = cls(classes, read["held_out"], laws, device)
         _ = model.band  # there is something that it was judged by
         return model

@@ -1,8 +1,8 @@
-"""learn: from measured kernels to a device's speeds and to what each class of kernels takes beyond the roofline.
+"""learn: from measured kernels to a device's speeds, the laws of its operators, and what kernels take beyond these.
 
-    y = log((t - t_launch) / roofline)      weighted by ((t - t_launch) / t)^2, so that errors of log t count alike
+    y = log((t - t_launch) / law)      weighted by ((t - t_launch) / t)^2, so that errors of log t count alike
 
-Small MLPs and boosted trees are fitted to the same kernels, and judged, with their mean, on models of which no kernel
+Small MLPs, boosted trees and Gaussian processes are fitted to the same kernels, and judged on models of which no kernel
 was among them; what is best there is kept, be it for all classes or for each, and all errors are written down.
 """
 
@@ -19,14 +19,15 @@ from .counts import bytes_of, flops_of
 from .features import class_of, operator_of, table
 from .kernel import SHORT, Kernel
 from .kernel_model import ClassModel, KernelModel
+from .laws import Law, beyond_roofline, fit_laws
 from .profile import Timing
-from .residual import Mean, Way, learn
+from .residual import Way, learn
 from .roofline import MATRIX_KINDS, Device, compute_seconds, memory_seconds
 from .trace import TracedStep
 
 Timings = Mapping[Kernel, Timing]
 FEWEST, MOST = 8, 5000  # kernels of a class: fewer tell nothing, and more take long to learn from
-WAYS: tuple[Way, ...] = ("mlp", "trees", "both")
+WAYS: tuple[Way, ...] = ("mlp", "trees", "gaussian")
 EACH = "each"  # class of kernels its own way
 FLOOR = 0.02  # of the time at least is the kernel's own, the rest may be the launch
 CACHED_BYTES = 32 << 20  # a kernel that moves less may be served by caches
@@ -84,19 +85,21 @@ def learn_kernels(
 ) -> KernelModel:
     """The best of the ways, by the mean error of held-out models; or the best for each class."""
     known = learned_from_only(timings, held_out)
-    both = _learn_classes("both", known, device, seed)
-    found: dict[str, KernelModel] = {way: _part_of(both, way) for way in WAYS}
+    laws = fit_laws(list(known), np.array([timing.seconds for timing in known.values()]), device)
+    by_class = _by_class(known, device)
+    found: dict[str, KernelModel] = {
+        way: KernelModel(_learn_classes(way, by_class, known, laws, device, seed), {}, laws, device) for way in WAYS
+    }
     judged = {way: judge(model, timings, device, held_out) for way, model in found.items()}
-    best = {name: _best(name, judged) for name in both.classes}
-    found[EACH] = KernelModel({name: found[way].classes[name] for name, way in best.items()}, {})
+    best = {name: _best(name, judged) for name in by_class}
+    found[EACH] = KernelModel({name: found[way].classes[name] for name, way in best.items()}, {}, laws, device)
     judged[EACH] = judge(found[EACH], timings, device, held_out)
     kept = min(found, key=lambda way: judged[way].mean)
     errors = judged[kept].by_class
     classes = {name: replace(each, error=errors.get(name, USUAL_ERROR)) for name, each in found[kept].classes.items()}
-    roofline = judge(KernelModel({}, {}), timings, device, held_out)
-    comparison: dict[str, Any] = {"roofline": roofline.as_dict()}
+    comparison: dict[str, Any] = {"roofline": judge(KernelModel({}, {}), timings, device, held_out).as_dict()}
     comparison |= {way: each.as_dict() for way, each in judged.items()}
-    return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison})
+    return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison}, laws, device)
 
 
 def _best(name: str, judged: Mapping[str, Judged]) -> Way:
@@ -108,18 +111,6 @@ def learned_from_only(timings: Timings, held_out: Mapping[str, TracedStep]) -> T
     """Without the kernels that held-out models have, wherever in a step they stand."""
     unseen = {kernel.call for step in held_out.values() for kernel in step.kernels}
     return {kernel: timing for kernel, timing in timings.items() if kernel.call not in unseen}
-
-
-def _part_of(both: KernelModel, way: Way) -> KernelModel:
-    """One of the two that a mean is of; or that."""
-    if way == "both":
-        return both
-    place = WAYS.index(way)
-    classes = {}
-    for name, each in both.classes.items():
-        assert isinstance(each.residual, Mean)
-        classes[name] = replace(each, residual=each.residual.parts[place])
-    return KernelModel(classes, {})
 
 
 def judge(model: KernelModel, timings: Timings, device: Device, held_out: Mapping[str, TracedStep]) -> Judged:
@@ -148,7 +139,8 @@ def kernel_seconds(model: KernelModel, kernels: Sequence[Kernel], device: Device
     ]
 
 
-def _learn_classes(way: Way, timings: Timings, device: Device, seed: int) -> KernelModel:
+def _by_class(timings: Timings, device: Device) -> dict[str, list[Kernel]]:
+    """Those of which something can be learned, at most MOST each."""
     by_class: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in timings:
         if _roof(kernel, device) > 0:
@@ -158,12 +150,16 @@ def _learn_classes(way: Way, timings: Timings, device: Device, seed: int) -> Ker
             by_class[name.rpartition("/")[0]] += by_class.pop(name)  # better in a wider class than in none
     for kind in [kind for kind, kernels in by_class.items() if "/" not in kind and len(kernels) < FEWEST]:
         by_class[kind] += [kernel for name in by_class if name.startswith(f"{kind}/") for kernel in by_class[name]]
-    classes = {
-        name: _learn_class(way, {kernel: timings[kernel] for kernel in _some(kernels)}, device, seed)
+    return {name: _some(kernels) for name, kernels in by_class.items() if len(kernels) >= FEWEST}
+
+
+def _learn_classes(
+    way: Way, by_class: Mapping[str, list[Kernel]], timings: Timings, laws: Mapping[str, Law], device: Device, seed: int
+) -> dict[str, ClassModel]:
+    return {
+        name: _learn_class(way, kernels, np.array([timings[each].seconds for each in kernels]), laws, device, seed)
         for name, kernels in by_class.items()
-        if len(kernels) >= FEWEST
     }
-    return KernelModel(classes, {})
 
 
 def _some(kernels: list[Kernel]) -> list[Kernel]:
@@ -171,13 +167,14 @@ def _some(kernels: list[Kernel]) -> list[Kernel]:
     return [kernels[place * len(kernels) // MOST] for place in range(MOST)] if len(kernels) > MOST else kernels
 
 
-def _learn_class(way: Way, timings: Timings, device: Device, seed: int) -> ClassModel:
-    kernels = list(timings)
+def _learn_class(
+    way: Way, kernels: list[Kernel], seconds: np.ndarray, laws: Mapping[str, Law], device: Device, seed: int
+) -> ClassModel:
     operators = tuple(sorted({operator_of(kernel) for kernel in kernels}))
     x = table(kernels, operators)
-    seconds = np.array([timings[kernel].seconds for kernel in kernels])
     own = np.maximum(seconds - device.launch_seconds, FLOOR * seconds)
-    y = np.log(own / np.array([_roof(kernel, device) for kernel in kernels]))
+    beyond = np.log(own / np.array([_roof(kernel, device) for kernel in kernels]))
+    y = beyond - beyond_roofline(kernels, laws, device)
     residual = learn(way, x, y, (own / seconds) ** 2, seed)
     return ClassModel(operators, x.min(axis=0), x.max(axis=0), residual, USUAL_ERROR, len(kernels))
 

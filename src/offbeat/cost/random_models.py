@@ -73,7 +73,7 @@ def _convolutional(sizes: Sizes) -> Drawn:
         ]
         return [*made, *([partial(norm, outer)] if norm is not None else []), activation]
 
-    width = sizes.width(8, 128)
+    width = sizes.width(8, min(128, sizes.most_channels))
     layers += convolve(channels, width, random.choice((3, 3, 5, 7)), random.choice((1, 1, 2)))
     for _ in range(random.randint(1, 4)):
         shape = random.choice(("plain", "plain", "residual", "bottleneck", "separable", "separable", "grouped"))
@@ -166,10 +166,14 @@ def _language(sizes: Sizes) -> Drawn:
     return build, tokens, tokens
 
 
-FAMILIES: Mapping[Platform, Sequence[Callable[[Sizes], Drawn]]] = {
-    # Products of few rows are the least alike on a CPU, and their steps are short.
-    "cpu": (_convolutional, _perceptron, _convolutional, _sequence, _convolutional, _perceptron, _language),
-    "cuda": (_convolutional, _perceptron, _convolutional, _sequence, _convolutional, _language),
+CONVOLUTIONAL, PERCEPTRON, SEQUENCE, LANGUAGE, SMALL = (
+    (_convolutional, False), (_perceptron, False), (_sequence, False), (_language, False), (_convolutional, True),
+)  # fmt: skip
+FAMILIES: Mapping[Platform, Sequence[tuple[Callable[[Sizes], Drawn], bool]]] = {  # and whether its sizes are small
+    # On a CPU products of few rows are the least alike, and small convolutions take the longest beside their
+    # arithmetic; their steps are short.
+    "cpu": (CONVOLUTIONAL, PERCEPTRON, SMALL, SEQUENCE, SMALL, PERCEPTRON, CONVOLUTIONAL, SMALL, LANGUAGE),
+    "cuda": (CONVOLUTIONAL, PERCEPTRON, CONVOLUTIONAL, SEQUENCE, CONVOLUTIONAL, LANGUAGE),
 }
 
 
@@ -187,8 +191,9 @@ def random_models(
     sizes = (ON_A_CPU if platform == "cpu" else ON_A_GPU)(Random(seed))
     number = 0
     while True:
-        for family in FAMILIES[platform]:
-            build, inputs, targets = family(sizes)
+        for family, small in FAMILIES[platform]:
+            own_sizes = sizes.small() if small else sizes
+            build, inputs, targets = family(own_sizes)
             optimizer = sizes.random.choice((partial(sgd, learning_rate=0.01), partial(adamw, learning_rate=1e-3)))
             number += 1
             subject = Subject(
@@ -196,7 +201,7 @@ def random_models(
                 optimizer=optimizer, platform=platform, autocast=autocast,
                 classes=CLASSES if inputs.is_floating_point() else FEWEST_CHARACTERS,
             )  # fmt: skip
-            batch = sizes.batch()
+            batch = own_sizes.batch()
             if platform == "cuda" and sizes.random.random() < 0.5:
                 more = max(1.0, BUSY_FLOPS / subject.at(batch).flops)
                 batch = min(MOST_BATCH, batch * 2 ** math.ceil(math.log2(more)))

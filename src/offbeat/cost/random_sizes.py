@@ -1,7 +1,7 @@
 """Sizes: the numbers of random models and layers, log-uniform, as round as people choose them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -20,6 +20,10 @@ class Sizes:
     most_width: int  # of what is no image
     most_length: int  # of a row
     round_widths: float = 0.0  # share of widths that are a power of 2, or 3 times one
+
+    def small(self) -> "Sizes":
+        """Of networks whose steps take a few milliseconds."""
+        return replace(self, most_batch=16, most_side=32, most_channels=64)
 
     def size(self, low: int, high: int) -> int:
         """A whole number between two, log-uniform; one in two is a multiple of 8 where it can be, as people choose."""

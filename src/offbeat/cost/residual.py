@@ -1,9 +1,9 @@
-"""Residual: g of features, as small MLPs, as boosted trees or as the mean of both, learned once, written in JSON.
+"""Residual: g of features, as small MLPs, as boosted trees or as a Gaussian process, learned once, written in JSON.
 
-They are fitted to y = log of (what was measured over what the roofline says). Predicting needs numpy alone.
+They are fitted to y = log of (what was measured over what its law says).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-Way = Literal["mlp", "trees", "both"]
+from .gaussian import Gaussian, learn_gaussian
+
+Way = Literal["mlp", "trees", "gaussian"]
 WIDTHS, MLPS = (48, 24), 3  # layers; how many, of which the mean is taken
 STEPS, LEARNING_RATE, WEIGHT_DECAY = 1000, 0.01, 1e-3
 TREES, DEPTH, SHRINKAGE, ROWS_OF_A_TREE = 150, 4, 0.08, 0.7
@@ -25,6 +27,9 @@ class Residual(Protocol):
         ...
 
     def as_dict(self) -> dict[str, Any]: ...
+
+
+Learn = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Residual]  # x, y, weights, seed
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Trees:
 
 @dataclass(frozen=True)
 class Mean:
-    """Of several, which err in different places."""
+    """Of several that began differently."""
 
     parts: tuple[Residual, ...]
 
@@ -88,6 +93,8 @@ class Mean:
 def from_dict(read: Mapping[str, Any]) -> Residual:
     if read["way"] == "mean":
         return Mean(tuple(map(from_dict, read["parts"])))
+    if read["way"] == "gaussian":
+        return Gaussian.from_dict(read)
     if read["way"] == "trees":
         return Trees(read["start"], tuple(np.array(tree) for tree in read["trees"]))
     layers = tuple((np.array(weight), np.array(bias)) for weight, bias in read["layers"])
@@ -96,9 +103,8 @@ def from_dict(read: Mapping[str, Any]) -> Residual:
 
 def learn(way: Way, x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Residual:
     """The same data and seed give the same model, on the same machine with as many threads."""
-    if way == "both":
-        return Mean((learn_mlps(x, y, weights, seed), learn_trees(x, y, weights, seed)))
-    return learn_mlps(x, y, weights, seed) if way == "mlp" else learn_trees(x, y, weights, seed)
+    ways: dict[Way, Learn] = {"mlp": learn_mlps, "trees": learn_trees, "gaussian": learn_gaussian}
+    return ways[way](x, y, weights, seed)
 
 
 def learn_mlps(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int) -> Mean:
