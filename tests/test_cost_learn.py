@@ -16,7 +16,7 @@ from offbeat.cost import Device, Kernel, TracedStep, trace
 from offbeat.cost.counts import bytes_of
 from offbeat.cost.device_profile import DeviceProfile
 from offbeat.cost.features import class_of
-from offbeat.cost.host import Host, PhaseTiming, StepTiming, fit_host
+from offbeat.cost.host import COLD_AT, COLD_FROM, Host, PhaseTiming, StepTiming, _cold, fit_host
 from offbeat.cost.kernel_model import LEAST_ERROR, SHORTEST, KernelModel
 from offbeat.cost.learn import (
     FEWEST,
@@ -247,7 +247,12 @@ def test_judging_knows_a_perfect_model_from_none() -> None:
 def host_steps(true: Host) -> list[StepTiming]:
     """Steps of many sizes in which the host took what it says; two of them were disturbed."""
     steps = []
-    for number, (device_seconds, ops) in enumerate(itertools.product((1e-3, 5e-3, 2e-2), (30, 100, 300))):
+    for number, (device_seconds, ops) in enumerate(
+        itertools.product((1e-3, 3e-3, 7e-3, 2e-2), (30, 60, 100, 170, 300))
+    ):
+        # Warm, and ever colder up to more than cold.
+        bulk = COLD_FROM + 7 * number % 4 * (COLD_AT - COLD_FROM) // 2 - 1 if true.cold_phases else 0
+        cold = _cold(bulk)
         phases = {
             "forward": {"matmul": ops, "elementwise": 2 * number + 9},
             "backward": {"matmul": (1 + number % 3) * ops, "elementwise": 40 - 3 * number},
@@ -260,9 +265,10 @@ def host_steps(true: Host) -> list[StepTiming]:
             far = 7_000_000 * (1 + (3 * number + len(phase)) % 5) if true.far_seconds else 0
             seconds = true.phases[phase] + own + made * true.made_seconds + listed * true.listed_seconds
             seconds += far * true.far_seconds.get(phase, 0.0)
+            seconds += cold * (true.cold_phases.get(phase, 0.0) + sum(calls.values()) * true.cold_calls.get(phase, 0.0))
             found[phase] = PhaseTiming(seconds, calls, made, listed, far)
         total = device_seconds + sum(each.host_seconds for each in found.values())
-        steps.append(StepTiming(total, found, 0.1))
+        steps.append(StepTiming(total, found, 0.1, bulk))
     disturbed = [replace(step.slower(2.0), seconds=step.seconds) for step in steps[:2]]
     return [*steps, *disturbed]
 
@@ -272,8 +278,11 @@ def test_what_the_host_adds_is_found_though_some_steps_were_disturbed(platform: 
     true = Host(
         {"forward": 3e-5, "backward": 8e-5, "optimizer": 1e-4}, {"forward": 1e-5, "backward": 2e-5, "optimizer": 3e-6},
         {"backward matmul": 6e-6}, 2e-11, 1e-6,
-        {"forward": 1e-11, "backward": 0.0, "optimizer": 4e-12} if platform == "cpu" else {},
     )  # fmt: skip
+    if platform == "cpu":
+        far, cold = {"forward": 1e-11, "backward": 0.0, "optimizer": 4e-12}, {"backward": 0.0, "optimizer": 3e-4}
+        calls = {"forward": 3e-6, "backward": 1e-6, "optimizer": 0.0}
+        true = replace(true, far_seconds=far, cold_phases={"forward": 2e-4, **cold}, cold_calls=calls)
     found = fit_host(host_steps(true), platform)
     for phase, name in (("forward", "matmul"), ("backward", "matmul"), ("backward", "elementwise")):
         said, is_so = (
@@ -284,6 +293,11 @@ def test_what_the_host_adds_is_found_though_some_steps_were_disturbed(platform: 
     assert found.listed_seconds == pytest.approx(1e-6, rel=0.2)
     far = true.far_seconds or dict.fromkeys(PHASES, 0.0)
     assert found.far_seconds == pytest.approx(far, rel=0.2, abs=1e-12)
+    for phase, ops in (("forward", 100), ("backward", 200), ("optimizer", 14)):
+        said, is_so = (
+            host.cold_phases.get(phase, 0.0) + ops * host.cold_calls.get(phase, 0.0) for host in (found, true)
+        )
+        assert said == pytest.approx(is_so, rel=0.2)
     assert fit_host([], platform) == Host()
     assert Host.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
@@ -299,6 +313,15 @@ def test_on_a_cpu_the_host_comes_on_top_and_a_gpu_hides_it() -> None:
     assert predict(step, on_gpu).time.seconds == pytest.approx(beside, rel=0.01), "the device waits for the host"
     quick = replace(on_gpu, host=Host({}, {"forward": 1e-9}))
     assert predict(step, quick).time.seconds == pytest.approx(alone, rel=0.01), "the host is ahead"
+
+
+def test_the_host_is_cold_only_in_steps_that_move_more_than_a_cache_has() -> None:
+    host = Host(cold_phases={"forward": 1.0}, cold_calls={"backward": 0.1})
+    small, large = perceptron(100), perceptron(3000, batch=512)
+    assert sum(host.seconds_of(small.ops)) == 0.0
+    found = sum(host.seconds_of(large.ops))
+    assert found == pytest.approx(1.0 + 0.1 * len(large.of("backward")))
+    assert 0 < sum(host.seconds_of(perceptron(1700).ops)) < found, "and half-way between"
 
 
 def test_bytes_that_no_cache_has_take_longer_in_their_phase_and_only_those() -> None:

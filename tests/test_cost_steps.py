@@ -346,7 +346,7 @@ def test_beside_a_gpu_only_the_host_has_another_speed(
     assert found.phases == (host[0] / 2, host[1] / 2, host[2] / 2)
     assert found.ops == device
     phase = {"forward": PhaseTiming(sum(host), {"copy": 2}, 8, 0, 0)}
-    steps = {str(at): StepTiming(2.2, phase, beside, sum(device)) for at, beside in enumerate((0.1, 0.1, 0.2))}
+    steps = {str(at): StepTiming(2.2, phase, beside, 0, sum(device)) for at, beside in enumerate((0.1, 0.1, 0.2))}
     usual = at_usual_speed(Profile("x", {}, {copy(8): Timing(0.25, 3)}, steps, reference_seconds=0.2))
     assert usual.timings[copy(8)].seconds == 0.25
     assert next(iter(usual.steps.values())).seconds == pytest.approx(seconds)
@@ -354,7 +354,7 @@ def test_beside_a_gpu_only_the_host_has_another_speed(
 
 def test_the_usual_speed_is_that_of_the_median_visit() -> None:
     forward = {"forward": PhaseTiming(0.5, {"copy": 1}, 8, 0, 0)}
-    steps = {str(beside): StepTiming(1.0, forward, beside) for beside in (0.1, 0.2, 0.4)}
+    steps = {str(beside): StepTiming(1.0, forward, beside, 0) for beside in (0.1, 0.2, 0.4)}
     found = at_usual_speed(Profile("x", {}, {copy(8): Timing(0.25, 3)}, steps, reference_seconds=0.1))
     assert found.reference_seconds == 0.2
     assert found.timings[copy(8)].seconds == 0.5

@@ -5,12 +5,13 @@ of tensors in an optimizer. On a CPU that comes on top of the operations; a GPU 
 
     CPU:  a phase's seconds - the sum of its operations = host         GPU:  what the host takes to issue a phase = host
     host = h0[phase] + sum over operations of (h[phase] + g[phase, class]) + bytes made * m + tensors in lists * l
-           + bytes from memory * f[phase] on a CPU
+           + bytes from memory * f[phase] + cold * (c0[phase] + c[phase] * operations) on a CPU
 
 by least deviations, relative to the step, since some steps are disturbed; g is kept small where steps tell little about
 it. On a CPU h may be below 0: operations were timed with what a call from Python takes, which autograd does not do.
 What comes from memory was seen to take longer in a step than where each operation is timed; perhaps since memory has no
-rest between them.
+rest between them. And a step that moves more than the last-level cache has takes Python, autograd and the optimizer out
+of it: of 38 us that an optimizer's Python took in a small step, 270 were seen in the same model's with a larger batch.
 """
 
 from collections import Counter
@@ -31,6 +32,7 @@ LEAST_OF_A_CLASS = -30.0  # microseconds, of g
 PULL = 0.0003  # on g, per microsecond: as a relative error of every step
 ROUNDS, LEAST_ERROR = 30, 0.005  # of reweighting: an error below counts as that one
 LISTS = ("foreach", "optimizer")
+COLD_FROM, COLD_AT = 50, 55  # bulk of a step: 32 MB, up to which the host finds all in caches, and where nothing
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class StepTiming:
     seconds: float
     phases: Mapping[str, PhaseTiming]
     reference_seconds: float  # of the references' steps, meanwhile
+    bulk: int  # how much it moves: see `reuse`
     device_seconds: float | None = None  # of all operations, on a GPU: they do not depend on the host's speed
 
     def slower(self, times: float) -> "StepTiming":
@@ -73,14 +76,18 @@ class Host:
     made_seconds: float = 0.0  # per byte
     listed_seconds: float = 0.0  # per tensor
     far_seconds: Mapping[str, float] = field(default_factory=dict)  # per far byte, by phase
+    cold_phases: Mapping[str, float] = field(default_factory=dict)  # once in a step whose caches are cold
+    cold_calls: Mapping[str, float] = field(default_factory=dict)  # per operation of such a step, by phase
 
     def seconds_of(self, ops: Sequence[Op]) -> list[float]:
         """Of each operation of a step; what a phase takes once is in its first."""
-        found, begun = list[float](), set[str]()
+        found, begun, cold = list[float](), set[str](), _cold(_bulk(ops))
         for op in ops:
-            once = 0.0 if op.phase in begun else self.phases.get(op.phase, 0.0)
+            once = self.phases.get(op.phase, 0.0) + cold * self.cold_phases.get(op.phase, 0.0)
+            once = 0.0 if op.phase in begun else once
             begun.add(op.phase)
             own = self.calls.get(op.phase, 0.0) + self.classes.get(f"{op.phase} {_class(op)}", 0.0)
+            own += cold * self.cold_calls.get(op.phase, 0.0)
             far = _far(op) * self.far_seconds.get(op.phase, 0.0)
             found.append(once + own + _made(op) * self.made_seconds + _listed(op) * self.listed_seconds + far)
         return found
@@ -105,7 +112,8 @@ def step_timing(ops: Sequence[Op], found: Visit, platform: Platform, reference_s
             sum(map(_listed, own)),
             sum(map(_far, own)) if platform == "cpu" else 0,
         )
-    return StepTiming(found.seconds, phases, reference_seconds, sum(found.ops) if platform == "cuda" else None)
+    device_seconds = sum(found.ops) if platform == "cuda" else None
+    return StepTiming(found.seconds, phases, reference_seconds, _bulk(ops), device_seconds)
 
 
 def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:
@@ -116,12 +124,12 @@ def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:
     once = [f"once {phase}" for phase in PHASES]
     each = [f"each {phase}" for phase in PHASES]
     classes = sorted({f"{phase} {name}" for step in steps for phase, own in step.phases.items() for name in own.calls})
-    far = [f"far {phase}" for phase in PHASES]
-    names = [*once, *each, *classes, "made", "listed", *far]
+    beside = [f"{what} {phase}" for what in ("far", "cold", "cold each") for phase in PHASES]
+    names = [*once, *each, *classes, "made", "listed", *beside]
     rows, wanted = list[list[float]](), list[float]()
     for step in steps:
         for phase, timing in step.phases.items():
-            amounts = _amounts(phase, timing)
+            amounts = _amounts(phase, timing, _cold(step.bulk))
             rows.append([amounts.get(name, 0.0) / step.seconds for name in names])
             wanted.append(timing.host_seconds / step.seconds)
     pull = PULL * np.sqrt(len(rows)) * np.eye(len(names))[[name in classes for name in names]]
@@ -142,13 +150,17 @@ def fit_host(steps: Sequence[StepTiming], platform: Platform) -> Host:
         1e-3 * seconds["made"],
         seconds["listed"],
         {phase: 1e-3 * seconds[f"far {phase}"] for phase in PHASES},
+        {phase: seconds[f"cold {phase}"] for phase in PHASES},
+        {phase: seconds[f"cold each {phase}"] for phase in PHASES},
     )
 
 
-def _amounts(phase: str, timing: PhaseTiming) -> dict[str, float]:
+def _amounts(phase: str, timing: PhaseTiming, cold: float) -> dict[str, float]:
     """In microseconds, or nanoseconds per byte, so that all unknowns are of about the same size."""
     calls = {f"{phase} {name}": 1e-6 * count for name, count in timing.calls.items()}
-    shared = {f"once {phase}": 1e-6, f"each {phase}": 1e-6 * sum(timing.calls.values())}
+    all_calls = 1e-6 * sum(timing.calls.values())
+    shared = {f"once {phase}": 1e-6, f"each {phase}": all_calls}
+    shared |= {f"cold {phase}": 1e-6 * cold, f"cold each {phase}": cold * all_calls}
     amounts = {
         "made": 1e-9 * timing.made_bytes,
         f"far {phase}": 1e-9 * timing.far_bytes,
@@ -160,7 +172,16 @@ def _amounts(phase: str, timing: PhaseTiming) -> dict[str, float]:
 def _least(name: str, platform: Platform) -> float:
     if name.startswith("each "):
         return LEAST_MICROSECONDS[platform]
-    return 0.0 if name.startswith(("once ", "far ")) or name in ("made", "listed") else LEAST_OF_A_CLASS
+    return 0.0 if name.startswith(("once ", "far ", "cold ")) or name in ("made", "listed") else LEAST_OF_A_CLASS
+
+
+def _bulk(ops: Sequence[Op]) -> int:
+    return max((op.kernel.bulk for op in ops), default=0)
+
+
+def _cold(bulk: int) -> float:
+    """How much of what the host needs no cache has any more, in a step that moves so much."""
+    return min(1.0, max(0.0, (bulk - COLD_FROM) / (COLD_AT - COLD_FROM)))
 
 
 def _class(op: Op) -> str:

@@ -12,7 +12,7 @@ from .host import PhaseTiming, StepTiming
 from .kernel import Kernel
 from .written import from_json, to_json
 
-VERSION = 8
+VERSION = 9
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ class Profile:
 
 def _step(read: dict[str, Any]) -> StepTiming:
     phases = {phase: PhaseTiming(**each) for phase, each in read["phases"].items()}
-    return StepTiming(read["seconds"], phases, read["reference_seconds"], read["device_seconds"])
+    return StepTiming(read["seconds"], phases, read["reference_seconds"], read["bulk"], read["device_seconds"])
