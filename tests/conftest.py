@@ -1,5 +1,6 @@
 """All tests: one torch thread (two cores are shared), and nothing left behind."""
 
+import gc
 import multiprocessing
 import signal
 import threading
@@ -16,6 +17,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: at the end of each `attach` all of it would be looked through."""
+    gc.collect()
+    gc.freeze()
 
 
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

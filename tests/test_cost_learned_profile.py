@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,21 @@ from offbeat.errors import BadInput
 def _shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration learns longer: what is found here is simpler than a device."""
     monkeypatch.setattr("offbeat.cost.residual.STEPS", 400)
+
+
+@pytest.fixture
+def _traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of held-out models at all batches are the same for every calibration here; to trace them takes seconds."""
+    monkeypatch.setattr(
+        "offbeat.cost.learned_profile.never_learned_from", lambda how: held_out_steps(how.platform, how.batches)
+    )
+
+
+@cache
+def held_out_steps(platform: Platform, batches: tuple[int, ...]) -> dict[str, TracedStep]:
+    return never_learned_from(
+        Calibration(platform=platform, device=torch.device("cpu"), path=Path(), minutes=1, batches=batches)
+    )
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -82,6 +98,7 @@ def test_precisions_have_random_cases_of_their_own(tmp_path: Path) -> None:
 VISITS = 16  # half of them of models of the zoo, half of random ones
 
 
+@pytest.mark.usefixtures("_traced_once")
 @pytest.mark.timeout(200)
 def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few visits, however long they take: that it is whole, can be planned with, and goes on where it was."""
@@ -132,6 +149,7 @@ def roofline_visits(cases: Iterable[Case], _until: float) -> Iterator[Found]:
         yield (subject, batch), Visit(sum(ops), (sum(ops), 0.0, 0.0), tuple(step.kernels), ops)
 
 
+@pytest.mark.usefixtures("_traced_once")
 def test_a_precision_that_fails_on_a_device_is_left_out_and_estimated_by_roofline(tmp_path: Path) -> None:
     path = tmp_path / "here.json"
 

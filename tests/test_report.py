@@ -443,7 +443,7 @@ def test_a_picture_that_fails_leaves_the_old_one_and_no_litter(tmp_path: Path, m
         path.write_bytes(b"half a picture")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("offbeat.report.outputs.draw_summary", half)
+    monkeypatch.setattr("offbeat.report.summary.draw_summary", half)
     with pytest.raises(KeyboardInterrupt):
         write_outputs(tmp_path, *run(steps=16))
     assert (tmp_path / "summary.png").read_bytes() == before

@@ -15,6 +15,7 @@ its own; warnings are errors there, as in the tests. If one rank raises or the t
 
 import atexit
 import faulthandler
+import gc
 import math
 import os
 import pickle
@@ -187,6 +188,8 @@ def _serve(connection: Connection) -> None:
 
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)
+    gc.collect()
+    gc.freeze()  # torch stays: at the end of each `attach` it would be looked through for half a second
     while True:
         connection.send_bytes(b"ready")
         try:

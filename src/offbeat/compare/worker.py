@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..compiler import leave_compiler_unloaded
 from ..connect import join_process_group
 from ..layout import Layout
 from ..leave import leave
@@ -126,6 +127,7 @@ def work(config: Config, rank: int) -> Report:
     )
     folder = Path(config.folder) / "snapshots"
     keep_freed_memory()  # as offbeat train does; rivals have it too
+    leave_compiler_unloaded()
     join_process_group(device, config.limit_seconds)
     torch.manual_seed(config.seed)
     model = task.model().to(device)

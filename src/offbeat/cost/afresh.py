@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from ..compiler import leave_compiler_unloaded
 from ..errors import OffbeatError
 from ..malloc import keep_freed_memory
 from .failed import Failed
@@ -191,6 +192,7 @@ def _visit_all(task: bytes, results: Connection) -> None:
 def _visits(task: _Task) -> Iterator[Found]:
     torch.set_num_threads(task.threads)
     keep_freed_memory()
+    leave_compiler_unloaded()
     gauge = Gauge(one_after_the_other(task.references, CPU), task.looks)
     steps = ((number, partial(RealStep, subject, batch, CPU)) for number, (subject, batch) in enumerate(task.cases))
     visits = visits_when_quiet(steps, gauge, turns=task.turns, patience_seconds=task.patience_seconds, until=task.until)

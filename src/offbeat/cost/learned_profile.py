@@ -98,9 +98,10 @@ def learned_profile(how: Calibration, found: Collectives | None, step: Step) -> 
     learning = min(LEARN_SECONDS * len(how.precisions), 30 * how.minutes)
     end = time.monotonic() + 60 * how.minutes - learning
     measured = at_usual_speed(_visited(how, judged_by, end, step))
-    traced = {case_name(subject, batch): subject.at(batch) for subject, batch in judged_by}
+    never = never_learned_from(how)  # to trace a step takes a while: those that it is judged by are among these
+    traced = {name: never[name] for name in (case_name(subject, batch) for subject, batch in judged_by)}
     unseen = {subject.name for subject, _batch in judged_by}
-    seen = dict(learned_from_only(measured.timings, never_learned_from(how)))
+    seen = dict(learned_from_only(measured.timings, never))
     if len(seen) < FEWEST:
         raise BadInput(f"--minutes {how.minutes:g} was time for {len(seen)} kernels to learn from: give more")
     step("learning", 0, 1)

@@ -10,13 +10,14 @@ from ..errors import BadInput
 from ..layout import Ranks
 from ..trace import Event, chrome
 from .status import Result, Status, to_json
-from .summary import draw_summary
 
 
 def write_outputs(
     directory: Path, result: Result, statuses: Sequence[Status], events: Iterable[Event], node_of: Ranks
 ) -> tuple[Path, ...]:
     """Writes the three files, the numbers first, and says where they are."""
+    from .summary import draw_summary  # matplotlib takes its time, and `replacing` has other users
+
     directory = Path(directory)
     events = list(events)
     paths = tuple(directory / name for name in ("result.json", "trace.json", "summary.png"))

@@ -12,6 +12,7 @@ from ..errors import BadInput
 from ..layout import Layout
 from ..options import options_of
 from ..report.json_file import check_json, try_to_write, write_json
+from ..report.outputs import write_outputs
 from ..report.status import Result, Status
 from ..report.table import print_result
 from ..trace import Event
@@ -54,8 +55,6 @@ def finish_run(
     if job.out is not None:
         if model is not None:
             save_model(model, job.out / "model.safetensors")
-        from ..report.outputs import write_outputs  # matplotlib takes its time, and only the first rank draws
-
         write_outputs(job.out, result, history, events, layout.node_of)
     if not job.quiet:
         console = Console(stderr=True, emoji=False)

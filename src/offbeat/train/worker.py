@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..attach import Attachment, attach
+from ..compiler import leave_compiler_unloaded
 from ..connect import join_process_group
 from ..gather import collect_json
 from ..layout import Layout
@@ -37,6 +38,7 @@ def work(job: Job, layout: Layout | None, device: torch.device) -> None:
     """Train to the end as the rank that the environment names; rank 0 shows, evaluates and writes."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     keep_freed_memory()
+    leave_compiler_unloaded()
     with blaming_own_task(job.task, f"on rank {rank}"):
         task = job.load_task()
         steps = job.steps_of(task, job.shard(task, rank, workers))
