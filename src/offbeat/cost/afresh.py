@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-from ..compiler import leave_compiler_unloaded
 from ..errors import OffbeatError
 from ..malloc import keep_freed_memory
 from .failed import Failed
@@ -40,6 +39,7 @@ from .visits import Visit
 from .when_quiet import PATIENCE_SECONDS, visits_when_quiet
 
 VISITS = 8  # of a process
+COMPILER = "torch._dynamo"  # which optimizers load, as they do where people train: once, not in every process
 KILLED = Failed("the process that measured it ended in the middle, perhaps for want of memory")
 CPU = torch.device("cpu")
 
@@ -173,7 +173,7 @@ def _context() -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
+    context.set_forkserver_preload(["__main__", __name__, COMPILER])
     return context
 
 
@@ -192,7 +192,6 @@ def _visit_all(task: bytes, results: Connection) -> None:
 def _visits(task: _Task) -> Iterator[Found]:
     torch.set_num_threads(task.threads)
     keep_freed_memory()
-    leave_compiler_unloaded()
     gauge = Gauge(one_after_the_other(task.references, CPU), task.looks)
     steps = ((number, partial(RealStep, subject, batch, CPU)) for number, (subject, batch) in enumerate(task.cases))
     visits = visits_when_quiet(steps, gauge, turns=task.turns, patience_seconds=task.patience_seconds, until=task.until)
