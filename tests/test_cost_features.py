@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from offbeat.cost import Kernel, trace
-from offbeat.cost.features import LARGEST_BULK, NAMES, class_of, classes_of, features
+from offbeat.cost.features import LARGEST_BULK, NAMES, class_of, classes_of, features, table
 from offbeat.train.models import GPT
 
 BULK = NAMES.index("bulk")
@@ -135,6 +135,28 @@ def test_features_tell_what_is_round_from_what_is_even() -> None:
         own = features(product(rows, columns))
         assert own[even : even + 4] == [*twos, 0]
         assert own[beyond : beyond + 4] == [*more, 0]
+
+
+def test_features_know_by_how_much_channels_and_rows_are_enlarged_to_fill_vectors() -> None:
+    place = NAMES.index("lanes0")
+
+    def lanes(model: nn.Module, channels: int) -> list[float]:
+        forward = next(kernel for kernel in convolutions_of(model, channels) if not kernel.part)
+        return features(forward)[place : place + 4]
+
+    thirds = math.log(32 / 24)
+    assert lanes(nn.Conv2d(16, 32, 1), 16) == pytest.approx([0.0, 0.0, 0.0, 0.0])
+    assert lanes(nn.Conv2d(24, 8, 1), 24) == pytest.approx([thirds, math.log(2), 0.0, thirds + math.log(2)])
+    assert lanes(nn.Conv2d(3, 16, 3), 3) == pytest.approx([math.log(16 / 3), 0.0, math.log(8 / 6), 0.0]), "an image"
+    assert lanes(nn.Conv2d(24, 24, 1, groups=24), 24)[3] == 0.0, "each channel by itself"
+
+
+def test_a_table_has_the_features_that_are_asked_for() -> None:
+    """An earlier profile knows fewer."""
+    kernels = convolutions_of(nn.Conv2d(16, 32, 1), 16)
+    found = table(kernels, ("convolution",), ("bytes", "flops"))
+    assert found.shape == (len(kernels), 3)
+    assert found[0, :2].tolist() == [features(kernels[0])[NAMES.index(name)] for name in ("bytes", "flops")]
 
 
 @pytest.mark.parametrize(("batch", "size", "stride", "autocast", "apart"), [

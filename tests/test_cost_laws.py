@@ -11,7 +11,7 @@ from torch import nn
 
 from offbeat.cost import Device, Kernel
 from offbeat.cost.kernel_model import KernelModel
-from offbeat.cost.laws import FEWEST, beyond_roofline, fit_laws, law_name
+from offbeat.cost.laws import FEWEST, FLOOR, beyond_roofline, fit_laws, law_names
 from offbeat.cost.learn import kernel_seconds, learn_kernels
 from offbeat.cost.profile import Timing
 from offbeat.cost.roofline import compute_seconds, memory_seconds
@@ -39,7 +39,7 @@ def test_a_law_is_found_though_some_were_disturbed() -> None:
     kernels = convolutions()
     seconds = np.array([lawful(kernel) for kernel in kernels])
     seconds[::7] *= 1.5
-    (law,) = fit_laws(kernels, seconds, DEVICE).values()
+    law = fit_laws(kernels, seconds, DEVICE)[law_names(kernels[0])[0]]
     said = np.array(
         [law[0] + law[1] * compute_seconds(k, DEVICE) + law[2] * memory_seconds(k, DEVICE) for k in kernels]
     )
@@ -49,20 +49,37 @@ def test_a_law_is_found_though_some_were_disturbed() -> None:
 
 def test_what_libraries_compute_otherwise_has_a_law_of_its_own() -> None:
     names = [
-        {law_name(kernel) for kernel in convolutions(groups=groups, stride=stride)}
+        {law_names(kernel)[0] for kernel in convolutions(groups=groups, stride=stride)}
         for groups in (False, True)
         for stride in (1, 2)
     ]
     assert [len(each) for each in names] == [1] * 4
     assert len(set.union(*names)) == 4
     double = convolutions_of(nn.Conv2d(8, 8, 3).double(), 8, torch.float64)
-    assert not {law_name(kernel) for kernel in double} & set.union(*names)
+    assert not {law_names(kernel)[0] for kernel in double} & set.union(*names)
 
 
 def test_few_kernels_have_no_law_and_the_roofline_stands_in() -> None:
     few = convolutions()[: FEWEST - 1]
     assert fit_laws(few, np.array([lawful(kernel) for kernel in few]), DEVICE) == {}
     assert not beyond_roofline(few, {}, DEVICE).any()
+
+
+def test_an_operator_that_was_not_measured_has_the_law_of_its_kind() -> None:
+    """It is taken for another of its class: the roofline would say that a small one takes nothing beside the launch."""
+    kernels, strided = convolutions(), convolutions(stride=2)
+    model = learn_kernels({kernel: Timing(lawful(kernel), 3) for kernel in kernels}, DEVICE, {})
+    assert not {law_names(kernel)[0] for kernel in strided} & set(model.laws)
+    for kernel, said in zip(strided, kernel_seconds(model, strided, DEVICE), strict=True):
+        assert said == pytest.approx(lawful(kernel), rel=0.1)
+
+
+def test_a_law_that_says_less_than_the_launch_leaves_a_share_of_it() -> None:
+    (kernel,) = convolutions()[:1]
+    laws = dict.fromkeys(law_names(kernel), (DEVICE.launch_seconds / 2, 0.0, 0.0))
+    roof = max(compute_seconds(kernel, DEVICE), memory_seconds(kernel, DEVICE))
+    own = roof * np.exp(beyond_roofline([kernel], laws, DEVICE)[0])
+    assert own == pytest.approx(FLOOR * DEVICE.launch_seconds / 2)
 
 
 def test_beyond_the_roofline_is_what_the_law_adds_to_it() -> None:

@@ -25,6 +25,7 @@ from offbeat.cost.learn import (
     _best,
     _some,
     judge,
+    kernel_seconds,
     learn_kernels,
     measured_device,
 )
@@ -114,12 +115,23 @@ def test_few_of_a_class_are_learned_with_their_kind() -> None:
     assert None not in whole.corrections([*forward, *few])
 
 
+def test_a_kind_stands_in_for_classes_that_were_not_measured() -> None:
+    plain = [kernel for width in range(4, 16) for kernel in convolutions_of(nn.Conv2d(width, width, 3), width)]
+    measured = [kernel for kernel in plain if kernel.part in ("", "weight")]
+    others = [kernel for kernel in plain if kernel.part == "bias"]
+    model = learn_kernels({kernel: imagined(kernel) for kernel in measured}, DEVICE, {})
+    assert set(model.classes) == {"convolution/forward", "convolution/weight", "convolution"}
+    assert len({class_of(kernel) for kernel in others} & set(model.classes)) == 0 < len(others)
+    for kernel, said in zip(others, kernel_seconds(model, others, DEVICE), strict=True):
+        assert said == pytest.approx(imagined(kernel).seconds, rel=0.3)
+
+
 def test_a_class_of_many_is_learned_from_some_of_them() -> None:
     kernels = drawn_kernels(12, seed=1)
     many = (kernels * (MOST // len(kernels) + 1))[: MOST + 7]
-    some = _some(many)
+    some = _some(many, MOST)
     assert (len(some), some[0], some[-1]) == (MOST, many[0], many[-2])
-    assert _some(kernels) == kernels
+    assert _some(kernels, MOST) == kernels
 
 
 def test_kernels_of_held_out_models_are_not_learned_from() -> None:

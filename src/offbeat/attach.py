@@ -116,9 +116,10 @@ class Attachment:
             if connection.gradient_group is not None
             else None
         )
-        idle = self._gradients is None and type(strategy).after_step is Strategy.after_step and not strategy.trail
+        merges = type(strategy).after_step is not Strategy.after_step
+        idle = self._gradients is None and not merges and not strategy.trail
         parameters = [x for slot, x in zip(replica.slots, replica.tensors, strict=True) if slot.is_parameter]
-        self._lead = Lead(replica.flats[0].device, () if idle else parameters)
+        self._lead = Lead(replica.flats[0].device, parameters if merges else ())  # of the others nothing comes late
         self._hook = optimizer.register_step_post_hook(self._idle_hook() if idle else self._after_step)
 
     @property

@@ -19,7 +19,8 @@ TELLS = "_use_grad"  # the code around `step`
 
 
 def leave_compiler_unloaded() -> None:
-    """For optimizers that this process makes from now on. Of a torch that has it in another way, nothing is changed."""
+    """For kinds of optimizers of which this process has made none so far. Of a torch that has it in another way,
+    nothing is changed."""
     for name in METHODS:
         method = getattr(Optimizer, name)
         own = getattr(method, "__wrapped__", None)
@@ -27,7 +28,7 @@ def leave_compiler_unloaded() -> None:
             setattr(own, KEPT_OUT, _called(method, own))
     for cls in vars(torch.optim).values():
         step = vars(cls).get("step") if isinstance(cls, type) and issubclass(cls, Optimizer) else None
-        if step is not None and step.__code__.co_name == TELLS:
+        if step is not None and getattr(getattr(step, "__code__", None), "co_name", "") == TELLS:
             cls.step = _step(step, step.__wrapped__)
 
 
@@ -36,14 +37,14 @@ def _called(method: Callable[..., Any], own: Callable[..., Any]) -> Callable[...
         if COMPILER not in sys.modules:
             return own(*args, **kwargs)
         if getattr(own, KEPT_OUT, None) is call:
-            delattr(own, KEPT_OUT)
+            vars(own).pop(KEPT_OUT, None)
         return method(*args, **kwargs)  # torch makes what it calls from now on
 
     return call
 
 
 def _step(step: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(step)
+    @functools.wraps(own)  # as torch has it around its own
     def call(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if COMPILER in sys.modules:
             return step(self, *args, **kwargs)

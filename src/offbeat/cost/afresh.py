@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from ..compiler import COMPILER
 from ..errors import OffbeatError
 from ..malloc import keep_freed_memory
 from .failed import Failed
@@ -39,7 +40,6 @@ from .visits import Visit
 from .when_quiet import PATIENCE_SECONDS, visits_when_quiet
 
 VISITS = 8  # of a process
-COMPILER = "torch._dynamo"  # which optimizers load, as they do where people train: once, not in every process
 KILLED = Failed("the process that measured it ended in the middle, perhaps for want of memory")
 CPU = torch.device("cpu")
 
@@ -173,6 +173,7 @@ def _context() -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
+    # An optimizer loads the compiler, as in a script of one's own: once, not in every process.
     context.set_forkserver_preload(["__main__", __name__, COMPILER])
     return context
 

@@ -10,13 +10,13 @@ from .counts import bytes_of, flops_of
 from .kernel import Kernel
 from .reuse import PARTS, WARMEST
 from .roles import convolved, factors, groups_of, is_depthwise, largest_shape, numel, rows_and_columns, rows_and_length
-from .roundness import EVEN, FILL, beyond_even, tiles_filled, up_to_even
+from .roundness import EVEN, FILL, LANE, beyond_even, lanes_wasted, tiles_filled, up_to_even
 
 NAMES = (
     "flops", "bytes", "intensity", "largest_in", "largest_out", "inputs", "strided", "itemsize", "in_place", "last",
     "first", "nearest", "further", "warm", "dim0", "dim1", "dim2", "dim3", "dim4", "dim5", "dim6", "dim7",
     "even0", "even1", "even2", "even3", "fill0", "fill1", "fill2", "bulk", "round0", "round1", "round2", "round3",
-    "route",
+    "route", "lanes0", "lanes1", "lanes2", "lanes3",
 )  # fmt: skip
 LARGEST_BULK = 80  # a TB
 ROUTED_BATCH = 16
@@ -24,7 +24,7 @@ ROUTED_BATCH = 16
 
 def features(kernel: Kernel) -> list[float]:
     """In the order of NAMES. The class of a kernel says what its dims are, how even and how round they are, and how
-    much of the tiles that they are computed in is filled; 0 where it says less."""
+    much of the tiles and lanes that they are computed in is filled; 0 where it says less."""
     flops, nbytes = flops_of(kernel), bytes_of(kernel)
     largest_in = max(kernel.inputs, key=lambda spec: spec.numel, default=None)
     largest_out = max(kernel.outputs or kernel.inputs, key=lambda spec: spec.numel, default=None)
@@ -36,10 +36,11 @@ def features(kernel: Kernel) -> list[float]:
         kernel.near[0] / PARTS, kernel.near[1] / PARTS, kernel.warm / WARMEST,
     ]  # fmt: skip
     dims = _DIMS[kernel.kind](kernel) if kernel.kind in _DIMS else []
-    most_dims = len(NAMES) - len(common) - 2 * EVEN - FILL - 2
+    most_dims = len(NAMES) - len(common) - 2 * EVEN - FILL - LANE - 2
     return [
         *common, *_long(dims, most_dims), *_long(up_to_even(kernel), EVEN), *_long(tiles_filled(kernel), FILL),
         kernel.bulk / LARGEST_BULK, *_long(beyond_even(kernel), EVEN), float(_is_routed_apart(kernel)),
+        *_long(lanes_wasted(kernel), LANE),
     ]  # fmt: skip
 
 
@@ -47,13 +48,13 @@ def _long(values: list[float], length: int) -> list[float]:
     return [*values, *[0.0] * (length - len(values))]
 
 
-def table(kernels: Sequence[Kernel], operators: Sequence[str]) -> np.ndarray:
-    """[kernels, features]: `features`, and a 1 for the operator among those known."""
-    rows = []
+def table(kernels: Sequence[Kernel], operators: Sequence[str], names: Sequence[str] = NAMES) -> np.ndarray:
+    """[kernels, features]: `features` of these names, and a 1 for the operator among those known."""
+    columns, rows = [NAMES.index(name) for name in names], []
     for kernel in kernels:
-        own = operator_of(kernel)
-        rows.append([*features(kernel), *(float(own == name) for name in operators)])
-    return np.array(rows, dtype=float).reshape(len(rows), len(NAMES) + len(operators))
+        own, found = operator_of(kernel), features(kernel)
+        rows.append([*(found[column] for column in columns), *(float(own == name) for name in operators)])
+    return np.array(rows, dtype=float).reshape(len(rows), len(names) + len(operators))
 
 
 def class_of(kernel: Kernel) -> str:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 LIKELY_KERNELS, LIKELY_STEPS, LIKELY_RATE = 500, 60, 0.08  # for the lengths, size and noise
 START_LENGTH, USUAL_LENGTH, SPREAD = 3.0, 10.0, 1.5  # in standard deviations; at first, likely, and how sure (of logs)
-LONGEST = 60.0  # standard deviations: a feature whose length is more tells nothing, and is left out
 PLACES = 800
 JITTER = 1e-6
 DIGITS, WEIGHT_DIGITS = 5, 10  # that are written down; weights are large, and of both signs
@@ -30,7 +29,7 @@ AT_ONCE = 4000  # rows
 
 @dataclass(frozen=True)
 class Gaussian:
-    """`columns` are the features that tell something."""
+    """`columns` are the features that are not always the same."""
 
     columns: np.ndarray
     lengths: np.ndarray
@@ -72,9 +71,7 @@ def learn_gaussian(x: np.ndarray, y: np.ndarray, weights: np.ndarray, seed: int)
     targets, shares = torch.tensor(y - start), torch.tensor(np.maximum(weights, 1e-3))
     rows = torch.tensor(x[:, columns] / deviation[columns])
     lengths, size, noise = _likeliest(rows, targets, shares, seed)
-    tells = (lengths <= LONGEST).numpy()
-    columns = columns[tells]
-    own_lengths = _rounded(lengths.numpy()[tells] * deviation[columns])
+    own_lengths = _rounded(lengths.numpy() * deviation[columns])
     own = _rounded(x[:, columns])
     rows = torch.tensor(own / own_lengths)
     chosen = _telling(rows, size, PLACES)

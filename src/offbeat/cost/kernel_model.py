@@ -28,8 +28,8 @@ class ClassModel:
     error: float  # mean absolute log error of kernels that it did not learn from, weighted by time
     measured: int  # kernels
 
-    def beyond_laws(self, kernels: Sequence[Kernel]) -> np.ndarray:
-        return self.residual(np.clip(table(kernels, self.operators), self.lowest, self.highest))
+    def beyond_laws(self, kernels: Sequence[Kernel], features: Sequence[str]) -> np.ndarray:
+        return self.residual(np.clip(table(kernels, self.operators, features), self.lowest, self.highest))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -47,6 +47,7 @@ class KernelModel:
     classes: Mapping[str, ClassModel]
     held_out: Mapping[str, Any]  # how well it does on models that it did not learn from
     laws: Mapping[str, Law] = field(default_factory=dict)  # by name; where there is none, the roofline is the law
+    features: tuple[str, ...] = NAMES  # that it was learned from; an earlier profile knows fewer
     device: Device | None = None  # whose kernels were measured: a roofline of others is not what they were beyond
 
     def corrections(self, kernels: Sequence[Kernel]) -> list[float | None]:
@@ -58,7 +59,7 @@ class KernelModel:
                 places[name].append(place)
         for name, own in places.items():
             some = [kernels[place] for place in own]
-            g = self.classes[name].beyond_laws(some)
+            g = self.classes[name].beyond_laws(some, self.features)
             if self.device is not None:
                 g = g + beyond_roofline(some, self.laws, self.device)
             for place, each in zip(own, g, strict=True):
@@ -85,12 +86,12 @@ class KernelModel:
     def as_dict(self) -> dict[str, Any]:
         classes = {kind: each.as_dict() for kind, each in self.classes.items()}
         laws = {name: list(law) for name, law in self.laws.items()}
-        return {"features": list(NAMES), "laws": laws, "classes": classes, "held_out": dict(self.held_out)}
+        return {"features": list(self.features), "laws": laws, "classes": classes, "held_out": dict(self.held_out)}
 
     @classmethod
     def from_dict(cls, read: Mapping[str, Any], device: Device) -> "KernelModel":
         """What was learned of this device."""
-        if tuple(read["features"]) != NAMES:
+        if not set(read["features"]) <= set(NAMES):
             raise ValueError("its features are those of another version")
         classes = {
             kind: ClassModel(
@@ -104,6 +105,6 @@ class KernelModel:
             for kind, each in read["classes"].items()
         }
         laws = {name: (launch, compute, memory) for name, (launch, compute, memory) in read.get("laws", {}).items()}
-        model = cls(classes, read["held_out"], laws, device)
+        model = cls(classes, read["held_out"], laws, tuple(read["features"]), device)
         _ = model.band  # there is something that it was judged by
         return model

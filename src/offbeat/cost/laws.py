@@ -2,14 +2,15 @@
 
     t = l + a * flops / F + m * bytes / B        l, a, m >= 0, by least deviations, relative to t
 
-A call has a cost of its own beside the launch: a convolution on a CPU takes 50 us where a roofline says one. Small
-kernels take hardly more. So g is learned as what kernels are beyond the law of their operator, in their precision, and
-not beyond the roofline, of which they are a hundredfold.
+A call has a cost of its own beside the launch: a small convolution on a CPU takes 50 us where a roofline says half a
+microsecond, and a smaller one hardly less. So g is learned as what kernels are beyond the law of their operator, in
+their precision, and not beyond the roofline. Operators that were measured seldom or never have the law of their kind.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -20,25 +21,27 @@ from .roofline import Device, compute_seconds, memory_seconds
 Law = tuple[float, float, float]  # l, in seconds, a and m
 FEWEST = 20  # kernels
 ROUNDS, LEAST_ERROR = 30, 0.05  # of reweighting: an error below counts as that one
-SHORTEST = 1e-9  # seconds, beside the launch
+FLOOR = 0.02  # of the time at least is the kernel's own, the rest may be the launch
 
 
-def law_name(kernel: Kernel) -> str:
-    """Who has a law in common. For convolutions of each channel by itself, and with a stride, libraries have others."""
+def law_names(kernel: Kernel) -> tuple[str, str]:
+    """Who has a law in common, and whose law stands in where there is none: the kind's. For convolutions of each
+    channel by itself, and with a stride, libraries have others."""
     name = f"{kernel.operator}/{kernel.part}" if kernel.part else kernel.operator
     name += f" {kernel.dtype.itemsize}"
     if kernel.kind == "convolution":
         stride = kernel.argument("stride")
         name += " depthwise" if is_depthwise(kernel) else ""
         name += " strided" if isinstance(stride, tuple) and prod(stride) > 1 else ""
-    return name
+    return name, f"any {kernel.kind} {kernel.dtype.itemsize}"
 
 
 def fit_laws(kernels: Sequence[Kernel], seconds: np.ndarray, device: Device) -> dict[str, Law]:
     """Of all that were measured often enough."""
     places: dict[str, list[int]] = defaultdict(list)
     for place, kernel in enumerate(kernels):
-        places[law_name(kernel)].append(place)
+        for name in law_names(kernel):
+            places[name].append(place)
     return {
         name: _fit([kernels[place] for place in own], seconds[own], device)
         for name, own in places.items()
@@ -50,12 +53,17 @@ def beyond_roofline(kernels: Sequence[Kernel], laws: Mapping[str, Law], device: 
     """log of what the law says, without the launch, over what the roofline says; 0 where there is no law."""
     found = np.zeros(len(kernels))
     for place, kernel in enumerate(kernels):
-        law = laws.get(law_name(kernel))
+        law = next((laws[name] for name in law_names(kernel) if name in laws), None)
         compute, memory = compute_seconds(kernel, device), memory_seconds(kernel, device)
         if law is not None and max(compute, memory) > 0:
-            own = law[0] + law[1] * compute + law[2] * memory - device.launch_seconds
-            found[place] = np.log(max(SHORTEST, own) / max(compute, memory))
+            seconds = law[0] + law[1] * compute + law[2] * memory
+            found[place] = np.log(own_seconds(seconds, device) / max(compute, memory))
     return found
+
+
+def own_seconds(seconds: Any, device: Device) -> Any:
+    """What a kernel takes without the launch; a number or an array of them."""
+    return np.maximum(seconds - device.launch_seconds, FLOOR * seconds)
 
 
 def _fit(kernels: Sequence[Kernel], seconds: np.ndarray, device: Device) -> Law:

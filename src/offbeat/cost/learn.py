@@ -19,7 +19,7 @@ from .counts import bytes_of, flops_of
 from .features import class_of, operator_of, table
 from .kernel import SHORT, Kernel
 from .kernel_model import ClassModel, KernelModel
-from .laws import Law, beyond_roofline, fit_laws
+from .laws import Law, beyond_roofline, fit_laws, own_seconds
 from .profile import Timing
 from .residual import Way, learn
 from .roofline import MATRIX_KINDS, Device, compute_seconds, memory_seconds
@@ -27,9 +27,9 @@ from .trace import TracedStep
 
 Timings = Mapping[Kernel, Timing]
 FEWEST, MOST = 8, 5000  # kernels of a class: fewer tell nothing, and more take long to learn from
+MOST_OF_A_KIND = 1500  # of a class that only stands in for those that were not measured
 WAYS: tuple[Way, ...] = ("mlp", "trees", "gaussian")
 EACH = "each"  # class of kernels its own way
-FLOOR = 0.02  # of the time at least is the kernel's own, the rest may be the launch
 CACHED_BYTES = 32 << 20  # a kernel that moves less may be served by caches
 USUAL_ERROR = 0.3  # of a class that no held-out model has
 
@@ -88,18 +88,19 @@ def learn_kernels(
     laws = fit_laws(list(known), np.array([timing.seconds for timing in known.values()]), device)
     by_class = _by_class(known, device)
     found: dict[str, KernelModel] = {
-        way: KernelModel(_learn_classes(way, by_class, known, laws, device, seed), {}, laws, device) for way in WAYS
+        way: KernelModel(_learn_classes(way, by_class, known, laws, device, seed), {}, laws, device=device)
+        for way in WAYS
     }
     judged = {way: judge(model, timings, device, held_out) for way, model in found.items()}
     best = {name: _best(name, judged) for name in by_class}
-    found[EACH] = KernelModel({name: found[way].classes[name] for name, way in best.items()}, {}, laws, device)
+    found[EACH] = KernelModel({name: found[way].classes[name] for name, way in best.items()}, {}, laws, device=device)
     judged[EACH] = judge(found[EACH], timings, device, held_out)
     kept = min(found, key=lambda way: judged[way].mean)
     errors = judged[kept].by_class
     classes = {name: replace(each, error=errors.get(name, USUAL_ERROR)) for name, each in found[kept].classes.items()}
     comparison: dict[str, Any] = {"roofline": judge(KernelModel({}, {}), timings, device, held_out).as_dict()}
     comparison |= {way: each.as_dict() for way, each in judged.items()}
-    return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison}, laws, device)
+    return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison}, laws, device=device)
 
 
 def _best(name: str, judged: Mapping[str, Judged]) -> Way:
@@ -140,7 +141,8 @@ def kernel_seconds(model: KernelModel, kernels: Sequence[Kernel], device: Device
 
 
 def _by_class(timings: Timings, device: Device) -> dict[str, list[Kernel]]:
-    """Those of which something can be learned, at most MOST each."""
+    """Those of which something can be learned. A kind whose classes were measured is one, too: it stands in for those
+    of its classes that were not."""
     by_class: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in timings:
         if _roof(kernel, device) > 0:
@@ -148,9 +150,15 @@ def _by_class(timings: Timings, device: Device) -> dict[str, list[Kernel]]:
     for depth in (2, 1):
         for name in [name for name in by_class if name.count("/") == depth and len(by_class[name]) < FEWEST]:
             by_class[name.rpartition("/")[0]] += by_class.pop(name)  # better in a wider class than in none
-    for kind in [kind for kind, kernels in by_class.items() if "/" not in kind and len(kernels) < FEWEST]:
-        by_class[kind] += [kernel for name in by_class if name.startswith(f"{kind}/") for kernel in by_class[name]]
-    return {name: _some(kernels) for name, kernels in by_class.items() if len(kernels) >= FEWEST}
+    kinds: dict[str, list[Kernel]] = defaultdict(list)
+    for name, kernels in by_class.items():
+        kinds[name.partition("/")[0]] += kernels
+    whole = {name: _some(kernels, MOST) for name, kernels in by_class.items() if len(kernels) >= FEWEST}
+    return whole | {
+        kind: _some(kernels, MOST_OF_A_KIND)
+        for kind, kernels in kinds.items()
+        if kind not in whole and len(kernels) >= FEWEST
+    }
 
 
 def _learn_classes(
@@ -162,9 +170,9 @@ def _learn_classes(
     }
 
 
-def _some(kernels: list[Kernel]) -> list[Kernel]:
-    """At most MOST of them, from the first measured to the last."""
-    return [kernels[place * len(kernels) // MOST] for place in range(MOST)] if len(kernels) > MOST else kernels
+def _some(kernels: list[Kernel], most: int) -> list[Kernel]:
+    """At most so many of them, from the first measured to the last."""
+    return [kernels[place * len(kernels) // most] for place in range(most)] if len(kernels) > most else kernels
 
 
 def _learn_class(
@@ -172,7 +180,7 @@ def _learn_class(
 ) -> ClassModel:
     operators = tuple(sorted({operator_of(kernel) for kernel in kernels}))
     x = table(kernels, operators)
-    own = np.maximum(seconds - device.launch_seconds, FLOOR * seconds)
+    own = own_seconds(seconds, device)
     beyond = np.log(own / np.array([_roof(kernel, device) for kernel in kernels]))
     y = beyond - beyond_roofline(kernels, laws, device)
     residual = learn(way, x, y, (own / seconds) ** 2, seed)

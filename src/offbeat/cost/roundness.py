@@ -1,14 +1,16 @@
-"""roundness: how even and how round a kernel's sizes are, and how much of the tiles that they need is filled."""
+"""roundness: how even and how round a kernel's sizes are, and how much of the tiles and lanes they need is filled."""
 
 from collections.abc import Callable, Mapping
-from math import ceil, prod
+from math import ceil, log, prod
 
 from .kernel import Kernel
 from .roles import convolved, factors, groups_of, largest_shape, rows_and_columns, rows_and_length
 
-EVEN, FILL = 4, 3  # the most numbers that a class has
+EVEN, FILL, LANE = 4, 3, 4  # the most numbers that a class has
 EVENEST, ROUNDEST = 4, 10  # how often 2 divides 16, and 1,024
 TILE, SLICE, THREADS = 128, 32, 512  # what a GPU computes at a time: of rows and columns, of a sum, of places
+LANES, LANES_OF_A_ROW = 16, 8  # and what a CPU does: of channels, of the places of a row
+IMAGE_CHANNELS = 4  # so few are read as they are
 
 
 def up_to_even(kernel: Kernel) -> list[float]:
@@ -23,6 +25,23 @@ def beyond_even(kernel: Kernel) -> list[float]:
 
 def tiles_filled(kernel: Kernel) -> list[float]:
     return _FILL[kernel.kind](kernel) if kernel.kind in _FILL else []
+
+
+def lanes_wasted(kernel: Kernel) -> list[float]:
+    """Of a convolution: by how much its channels going in and coming out, and its rows, are enlarged to fill vectors,
+    and by how much its arithmetic is: logs. 24 channels take as long as 32, which numbers of twos do not tell."""
+    if kernel.kind != "convolution":
+        return []
+    x, weight, out = convolved(kernel)
+    if x is None or weight is None:
+        return []
+    inner, outer = (_enlarged(each.shape[1], LANES) for each in (x, out))
+    arithmetic = 0.0 if groups_of(kernel) > 1 else outer + (inner if x.shape[1] > IMAGE_CHANNELS else 0.0)
+    return [inner, outer, _enlarged(out.shape[-1], LANES_OF_A_ROW), arithmetic]
+
+
+def _enlarged(number: int, lanes: int) -> float:
+    return -log(_filled(number, lanes)) if number else 0.0
 
 
 def _twos_of(kernel: Kernel) -> list[int]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ..compiler import leave_compiler_unloaded
 from ..errors import BadInput
 from ..layout import Layout
 from ..train.job import Job, blaming_own_task
@@ -33,6 +34,7 @@ def simulate(
     model_bytes: int | None,
     device: str | None = None,
 ) -> None:
+    leave_compiler_unloaded()
     check_device(device, step_seconds)
     measured = step_seconds == "measured"
     cluster = make_cluster(

@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 
-from ..compiler import leave_compiler_unloaded
 from ..errors import BadInput
 from ..replica import flatten
 from ..report.meter import Meter
@@ -107,7 +106,6 @@ class Prepared:
 
 def prepare(job: Job, task: Task | None, workers: int, *, timing_only: bool, model_bytes: int | None) -> Prepared:
     """Models are drawn here, so it belongs inside `torch.random.fork_rng`."""
-    leave_compiler_unloaded()
     if timing_only and task is not None and model_bytes is None:
         model_bytes = flatten(initial_model(task, job.seed)).nbytes
     if task is None or (timing_only and job.steps is not None):

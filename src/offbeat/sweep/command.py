@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..compiler import leave_compiler_unloaded
 from ..errors import BadInput
 from ..lists import Given, combinations
 from ..report.json_file import write_json
@@ -38,6 +39,7 @@ AS_GIVEN = (
 
 
 def sweep(given: Given) -> None:
+    leave_compiler_unloaded()
     out, json_file, quiet = given["out"], given["json_file"], given["quiet"]
     settings = settings_of(given)
     check_outputs(replace(settings[0].job, json=Path(json_file) if json_file not in (None, "-") else None))

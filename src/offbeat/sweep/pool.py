@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.resource_tracker import ensure_running
 
+from ..compiler import leave_compiler_unloaded
 from ..errors import BadInput, OffbeatError
 from .finished import Finished
 from .one import run_one
@@ -147,6 +148,7 @@ def _serve(connection: Connection, parent: int) -> None:
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DEADLY)
     _end_with(parent)
+    leave_compiler_unloaded()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             setting = connection.recv()
