@@ -2,8 +2,9 @@
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from offbeat.cost.counts import bytes_of
 from offbeat.cost.device_profile import DeviceProfile
 from offbeat.cost.features import class_of
 from offbeat.cost.host import COLD_AT, COLD_FROM, Host, PhaseTiming, StepTiming, _cold, fit_host
-from offbeat.cost.kernel_model import LEAST_ERROR, SHORTEST, KernelModel
+from offbeat.cost.kernel_model import LEAST_ERROR, SHORTEST, ClassModel, KernelModel
 from offbeat.cost.learn import (
+    BOTH,
     FEWEST,
     MOST,
     WAYS,
     Judged,
+    _mean_of,
     _some,
     judge,
     kernel_seconds,
@@ -50,6 +53,19 @@ DEVICE = Device(
 def _shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration learns longer: what is found here is simpler than a device."""
     monkeypatch.setattr("offbeat.cost.residual.STEPS", 400)
+
+
+@dataclass(frozen=True)
+class Always:
+    """g is the same everywhere."""
+
+    g: float
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return np.full(len(x), self.g)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {}
 
 
 def imagined(kernel: Kernel) -> Timing:
@@ -81,15 +97,24 @@ def learned() -> KernelModel:
 
 def test_what_is_learned_beats_the_roofline_on_models_not_seen() -> None:
     said = learned().held_out
-    assert said["kept"] in WAYS
+    ways = (*WAYS, BOTH)
+    assert said["kept"] in ways
 
     def spread(way: str) -> float:
         return float(np.linalg.norm([*said[way]["models"].values()]))
 
-    assert spread(said["kept"]) == min(map(spread, WAYS))
+    assert spread(said["kept"]) == min(map(spread, ways))
     assert said[said["kept"]]["mean"] < 0.05
     assert said["roofline"]["mean"] > 0.2
     assert set(said["mlp"]["models"]) == {"100", "300"}
+
+
+def test_both_is_the_mean_of_trees_and_a_gaussian_process() -> None:
+    trees, gaussian = (
+        KernelModel({"matmul/nn": ClassModel((), np.zeros(1), np.ones(1), Always(g), 0.1, 8)}, {}) for g in (1.0, 3.0)
+    )
+    both = _mean_of(trees, gaussian).classes["matmul/nn"].residual
+    assert both(np.zeros((4, 1))).tolist() == [2.0] * 4
 
 
 def test_one_step_that_is_far_off_is_worse_than_several_that_are_a_little_off() -> None:

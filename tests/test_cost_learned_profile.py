@@ -119,7 +119,7 @@ def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
     profile = load_profile(str(path))
     assert profile.label == "calibrated"
     assert profile.kernels is not None
-    assert {"mlp", "trees", "gaussian", "roofline", "kept", "steps"} <= set(profile.kernels.held_out)
+    assert {"mlp", "trees", "gaussian", "both", "roofline", "kept", "steps"} <= set(profile.kernels.held_out)
     judged = profile.kernels.held_out["steps"]["models"].values()
     low, high = profile.kernels.band
     assert all(low <= 1 / (1 + error) <= high for error in judged), "real times by predicted ones"

@@ -21,7 +21,7 @@ from .device_profile import PROFILES, DeviceProfile, load_profile
 from .failed import failures_sentence
 from .fit import Fitted
 from .kernel import SHORT
-from .learn import WAYS
+from .learn import BOTH, WAYS
 from .learned_profile import Calibration, Step, kernels_file, learned_profile
 from .measured_collectives import PATIENCE, Collectives, collectives_of_launcher, measured_collectives
 from .profile_at import device_name, setup_of
@@ -155,7 +155,7 @@ def _say(profile: DeviceProfile, path: Path) -> None:
     moves, launch = f"{device.bytes_per_second / 1e9:,.4g} GB/s", f"{1e6 * device.launch_seconds:.3g} us"
     host = f", {1e6 * device.dispatch_seconds:.3g} us of the host" if device.dispatch_seconds else ""
     print(f"{device.name}: {rates} GFLOP/s, {moves}, {launch} a launch{host}")
-    for way in ("roofline", *WAYS, "steps"):
+    for way in ("roofline", *WAYS, BOTH, "steps"):
         mark = {learned["kept"]: ", kept", "steps": ", real ones"}.get(way, "")
         mean, worst = (percent(learned[way][name], 1) for name in ("mean", "worst"))
         steps = counted(len(learned[way]["models"]), "held-out step")

@@ -2,9 +2,9 @@
 
     y = log((t - t_launch) / law)      weighted by ((t - t_launch) / t)^2, so that errors of log t count alike
 
-Small MLPs, boosted trees and Gaussian processes are fitted to the same kernels, and judged on models of which no kernel
-was among them; what is best there is kept, and all errors are written down. It is one way for all classes: which one is
-best for a single class is luck, with so few held-out kernels of it.
+Small MLPs, boosted trees and Gaussian processes are fitted to the same kernels, and judged, with the mean of the last
+two, on models of which no kernel was among them; what is best there is kept, and all errors are written down. It is one
+way for all classes: which one is best for a single class is luck, with so few held-out kernels of it.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from .kernel import SHORT, Kernel
 from .kernel_model import ClassModel, KernelModel
 from .laws import Law, beyond_roofline, fit_laws, own_seconds
 from .profile import Timing
-from .residual import Way, learn
+from .residual import Mean, Way, learn
 from .roofline import MATRIX_KINDS, Device, compute_seconds, memory_seconds
 from .trace import TracedStep
 
@@ -30,6 +30,7 @@ Timings = Mapping[Kernel, Timing]
 FEWEST, MOST = 8, 5000  # kernels of a class: fewer tell nothing, and more take long to learn from
 MOST_OF_A_KIND = 1500  # of a class that only stands in for those that were not measured
 WAYS: tuple[Way, ...] = ("mlp", "trees", "gaussian")
+BOTH = "both"  # the mean of trees and Gaussian processes: edges and slopes
 CACHED_BYTES = 32 << 20  # a kernel that moves less may be served by caches
 USUAL_ERROR = 0.3  # of a class that no held-out model has
 
@@ -96,6 +97,7 @@ def learn_kernels(
         way: KernelModel(_learn_classes(way, by_class, known, laws, device, seed), {}, laws, device=device)
         for way in WAYS
     }
+    found[BOTH] = _mean_of(found["trees"], found["gaussian"])
     judged = {way: judge(model, timings, device, held_out) for way, model in found.items()}
     kept = min(found, key=lambda way: judged[way].spread)
     errors = judged[kept].by_class
@@ -103,6 +105,15 @@ def learn_kernels(
     comparison: dict[str, Any] = {"roofline": judge(KernelModel({}, {}), timings, device, held_out).as_dict()}
     comparison |= {way: each.as_dict() for way, each in judged.items()}
     return KernelModel(classes, {"kept": kept, "kernels": len(known), **comparison}, laws, device=device)
+
+
+def _mean_of(one: KernelModel, other: KernelModel) -> KernelModel:
+    """Of two that have the same classes."""
+    classes = {
+        name: replace(each, residual=Mean((each.residual, other.classes[name].residual)))
+        for name, each in one.classes.items()
+    }
+    return replace(one, classes=classes)
 
 
 def learned_from_only(timings: Timings, held_out: Mapping[str, TracedStep]) -> Timings:

@@ -79,7 +79,7 @@ class Trees:
 
 @dataclass(frozen=True)
 class Mean:
-    """Of several that began differently."""
+    """Of several, which err in different places."""
 
     parts: tuple[Residual, ...]
 
